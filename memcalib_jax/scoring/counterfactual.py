@@ -1,0 +1,102 @@
+"""Scores responses under a prompt and its ablated variants, sharing what can be shared."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from memcalib_jax.models.config import ModelConfig
+from memcalib_jax.models.layers import head_matrix
+from memcalib_jax.models.packed import hidden_states
+from memcalib_jax.scoring.log_probs import token_log_probs
+from memcalib_jax.scoring.packing import Packing, ScoredBatch, pack
+from memcalib_jax.scoring.prefix_tree import build_tree
+
+DEFAULT_BIN_TOKENS = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoringGroup:
+    """Responses to score under the variants of one prompt.
+
+    Attributes:
+      prompts: token ids; `prompts[0]` is the full prompt, the others are its variants.
+      responses: token ids.
+      pairs: (prompt index, response index); nothing is implied, the full prompt's log-probs
+        need pairs of their own.
+      position_offsets: shift of each prompt's positions, 0 where not given. A shifted twin of
+        the full prompt means the same to a rotary model and shares nothing with it, so that
+        the difference of their log-probs is the noise floor of a counterfactual difference.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    responses: Sequence[Sequence[int]]
+    pairs: Sequence[tuple[int, int]]
+    position_offsets: Sequence[int] | None = None
+
+
+def batch_log_probs(params: dict, config: ModelConfig, batch: ScoredBatch,
+                    temperature: jax.Array | float = 1.0, *, remat: bool = False):
+    """Returns log-probs and entropies of a packed batch's targets, float32 `[bins, M]`, nats.
+
+    Values beyond a bin's `counts` are finite and without meaning. Differentiable in `params`;
+    `remat` recomputes each layer in the backward pass.
+    """
+    hidden = hidden_states(params, config, batch.packed, remat=remat)
+    chosen = jnp.take_along_axis(hidden, batch.sources[..., None], axis=1)
+    log_probs, entropy = token_log_probs(
+        chosen.reshape(-1, chosen.shape[-1]), head_matrix(params),
+        batch.targets.reshape(-1), temperature)
+    return log_probs.reshape(batch.targets.shape), entropy.reshape(batch.targets.shape)
+
+
+score_batch = functools.partial(jax.jit, static_argnames=("config", "remat"))(batch_log_probs)
+
+
+def score_packing(params: dict, config: ModelConfig, packing: Packing,
+                  temperature: float = 1.0) -> list[list[np.ndarray]]:
+    """Returns the log-probs of every pair of a packing, one float32 array each, in nats."""
+    values = [score_batch(params, config, batch, temperature)[0] for batch in packing.batches]
+    return packing.rows(jax.device_get(values))
+
+
+def pack_groups(groups: Sequence[ScoringGroup], *,
+                bin_tokens: int = DEFAULT_BIN_TOKENS) -> Packing:
+    """Packs every group's tree of distinct segments."""
+    return pack([build_tree(group.prompts, group.responses, group.pairs,
+                            position_offsets=group.position_offsets) for group in groups],
+                bin_tokens=bin_tokens)
+
+
+def score_counterfactuals(params: dict, config: ModelConfig, groups: Sequence[ScoringGroup], *,
+                          temperature: float = 1.0, bin_tokens: int = DEFAULT_BIN_TOKENS
+                          ) -> list[list[np.ndarray]]:
+    """Scores each pair of each group; every distinct prompt segment is computed once a bin.
+
+    The terms of d in Section 3.2, arXiv 2609.24259:
+    log p(y_t | x, M, y_<t) and log p(y_t | x, M without a channel's atoms, y_<t).
+
+    Args:
+      params, config: the model.
+      groups: prompts, responses and the pairs wanted.
+      temperature: positive; log-probs are of the distribution at this temperature.
+      bin_tokens: tokens of one device call's bin.
+
+    Returns:
+      For each group, one float32 array of the response's length a pair, in nats, in order.
+
+    Raises:
+      ValueError: empty prompts or responses, indices out of range, temperature not positive.
+    """
+    check_temperature(temperature)
+    if not any(len(group.pairs) for group in groups):
+        return [[] for _ in groups]
+    return score_packing(params, config, pack_groups(groups, bin_tokens=bin_tokens), temperature)
+
+
+def check_temperature(temperature: float):
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive to score, got {temperature}")
