@@ -57,9 +57,12 @@ class JsonObject:
 
     def error(self, problem: str, field: str | None = None) -> RecordError:
         """Makes the error for `field` of this object (or for the object itself)."""
-        field = f"{self.prefix}.{field}" if self.prefix and field else field or self.prefix or None
         return RecordError(
-            problem, path=self.path, line=self.line, record_id=self.record_id, field=field
+            problem,
+            path=self.path,
+            line=self.line,
+            record_id=self.record_id,
+            field=".".join(part for part in (self.prefix, field) if part) or None,
         )
 
     def get(self, key: str, kind: type):
