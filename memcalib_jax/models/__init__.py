@@ -2,5 +2,8 @@
 
 from memcalib_jax.models.config import ModelConfig
 from memcalib_jax.models.packed import logits
+from memcalib_jax.models.weights import (
+    ModelError, default_model_path, load, load_config, load_tokenizer)
 
-__all__ = ["ModelConfig", "logits"]
+__all__ = ["ModelConfig", "ModelError", "default_model_path", "load", "load_config",
+           "load_tokenizer", "logits"]

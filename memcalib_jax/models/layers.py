@@ -7,6 +7,7 @@ precision the device has.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from memcalib_jax.models.config import ModelConfig
 
@@ -32,7 +33,9 @@ def rotate(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
     transformers library); angles are float32.
     """
     half = x.shape[-1] // 2
-    frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    # A constant of the program: at position 8,000 an approximate power on the device would move
+    # the angles by far more than their own rounding.
+    frequencies = (theta ** (-np.arange(half) / half)).astype(np.float32)
     angles = positions[..., None, None].astype(jnp.float32) * frequencies
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     first, second = x[..., :half], x[..., half:]

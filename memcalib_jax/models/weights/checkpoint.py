@@ -1,0 +1,139 @@
+"""An opened checkpoint: a config, tensors not yet read, and how they fill the parameters."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from memcalib_jax.models.config import ModelConfig
+from memcalib_jax.models.weights.families import FAMILIES, PARAMETERS, SETTINGS, flat_shapes
+
+
+class ModelError(ValueError):
+    """A model that cannot be used; the message says what is wrong, where, and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredTensor:
+    """A tensor whose shape is known and whose values are read when asked for."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A model on disk whose headers have been read.
+
+    Attributes:
+      path: the folder or file, for messages.
+      file_format: "hugging_face" or "gguf", a field of `families.Names`.
+      config: the model's shape.
+      tensors: every tensor of the checkpoint that is a parameter, by its stored name.
+    """
+
+    path: Path
+    file_format: str
+    config: ModelConfig
+    tensors: Mapping[str, StoredTensor]
+
+    def check(self) -> None:
+        """Raises ModelError unless every tensor has its one place and every place its tensor."""
+        expected = {}
+        for path, shape in flat_shapes(self.config).items():
+            placement = PARAMETERS[path]
+            shape = placement.stored_shape(shape[1:] if _stacked(path) else shape)
+            names = placement.tensor_names(self.file_format, self.config.num_layers)
+            expected |= dict.fromkeys(names, shape)
+        missing = [name for name in expected if name not in self.tensors]
+        left_over = [name for name in self.tensors if name not in expected]
+        misshapen = [
+            f"{name} is {list(self.tensors[name].shape)}, expected {list(shape)}"
+            for name, shape in expected.items()
+            if name in self.tensors and self.tensors[name].shape != shape]
+        problems = [f"{what}: {_some(which)}" for what, which in
+                    (("missing", missing), ("left over", left_over), ("wrong shape", misshapen))
+                    if which]
+        if problems:
+            raise ModelError(
+                f"{self.path}: the tensors do not fit a {self.config.family} model of "
+                f"{self.config.num_layers} layers; " + "; ".join(problems))
+
+    def parameters(self, dtype, shardings=None) -> dict:
+        """Reads the tensors into the tree of `config.parameter_shapes()`.
+
+        Reads one parameter at a time, so that the host holds the largest one, no more.
+
+        Args:
+          dtype: of every parameter.
+          shardings: tree of `jax.sharding.Sharding` like the parameters, or None for the
+            default device.
+        """
+        shapes = flat_shapes(self.config)
+        if shardings is not None:
+            shardings = flatten_dict(shardings, sep="/")
+            if shardings.keys() != shapes.keys():
+                different = ", ".join(sorted(shardings.keys() ^ shapes.keys()))
+                raise ValueError(f"shardings must have the tree of the parameters; "
+                                 f"they differ in: {different}")
+        params = {}
+        for path, shape in shapes.items():
+            values = self._read(path, shape, jnp.dtype(dtype))
+            params[path] = (
+                jnp.asarray(values) if shardings is None else
+                jax.make_array_from_callback(shape, shardings[path], values.__getitem__))
+        return unflatten_dict(params, sep="/")
+
+    def _read(self, path, shape, dtype):
+        placement = PARAMETERS[path]
+        values = np.empty(shape, dtype)
+        places = values if _stacked(path) else values[None]
+        names = placement.tensor_names(self.file_format, self.config.num_layers)
+        for place, name in zip(places, names, strict=True):
+            place[...] = placement.to_parameter(self.tensors[name].read(), place.shape)
+        return values
+
+
+def make_config(path: Path, family: str, settings: dict, *, tie_embeddings: bool,
+                eos_ids) -> ModelConfig:
+    """Returns the config of a known family.
+
+    Args:
+      path: where the settings come from, for messages.
+      family: a key of `FAMILIES`.
+      settings: a number for each key of `SETTINGS`; None for what the file does not say.
+      tie_embeddings: the head is the embedding.
+      eos_ids: ids that end a response, in any order, repeated or not.
+    """
+    for name, value in settings.items():
+        if value is None:
+            raise ModelError(f"{path}: the model's settings lack {_called(name)}")
+        kind = float if name in ("norm_eps", "rope_theta") else int
+        if isinstance(value, bool) or not isinstance(value, (int, kind)) or value <= 0:
+            raise ModelError(f"{path}: {_called(name)} must be a positive {kind.__name__}, "
+                             f"not {value!r}")
+    traits = FAMILIES[family]
+    try:
+        return ModelConfig(
+            family=family, attention_bias=traits.attention_bias, qk_norm=traits.qk_norm,
+            tie_embeddings=tie_embeddings, eos_ids=tuple(sorted(set(eos_ids))), **settings)
+    except ValueError as error:
+        raise ModelError(f"{path}: {error}") from error
+
+
+def _called(setting):
+    names = SETTINGS[setting]
+    return f"{names.hugging_face} ({setting}; {names.gguf} in GGUF)"
+
+
+def _stacked(path):
+    return path.startswith("layers/")
+
+
+def _some(items, limit=8):
+    rest = f" and {len(items) - limit} more" if len(items) > limit else ""
+    return ", ".join(items[:limit]) + rest

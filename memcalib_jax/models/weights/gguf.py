@@ -1,0 +1,101 @@
+"""Reading a GGUF file: settings and (de)quantized tensors."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from memcalib_jax.models.weights.checkpoint import (
+    Checkpoint, ModelError, StoredTensor, make_config)
+from memcalib_jax.models.weights.families import FAMILIES, PARAMETERS, SETTINGS
+
+_DEFAULTS = {"rope_theta": 10000.0}
+_EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+
+
+def read_file(path: Path) -> gguf.GGUFReader:
+    """Returns a reader of the file's metadata and its memory-mapped tensors."""
+    try:
+        return gguf.GGUFReader(path)
+    except (ValueError, IndexError, KeyError, OSError) as error:
+        raise ModelError(f"{path}: not a whole GGUF file ({error}); it may be cut short: "
+                         "download it again") from error
+
+
+def setting(reader: gguf.GGUFReader, key: str, default=None):
+    """Returns the value of a metadata key, or `default` where the file has none."""
+    field = reader.get_field(key)
+    return default if field is None else field.contents()
+
+
+def open_file(path: Path) -> Checkpoint:
+    """Opens a .gguf file of a known family; reads metadata only.
+
+    The embeddings are tied where the file has no tensor for the head. `eos_ids` are the file's
+    end-of-sequence and end-of-turn tokens.
+
+    Raises:
+      ModelError: the file is damaged or the model is not of a known family.
+    """
+    reader = read_file(path)
+    family = setting(reader, "general.architecture")
+    if family not in FAMILIES:
+        raise ModelError(f"{path}: unknown architecture {family}; known: {', '.join(FAMILIES)}")
+    if setting(reader, "split.count", 1) > 1:
+        raise ModelError(f"{path}: one of several parts; merge them into one file first")
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    embed, head = (PARAMETERS[name].names.gguf for name in ("embed", "head"))
+    numbers = {field: setting(reader, f"{family}.{names.gguf}", _DEFAULTS.get(field))
+               for field, names in SETTINGS.items()}
+    if numbers["vocab_size"] is None and embed in stored:
+        numbers["vocab_size"] = int(stored[embed].shape[-1])
+    if numbers["num_kv_heads"] is None:
+        numbers["num_kv_heads"] = numbers["num_heads"]
+    if numbers["head_dim"] is None and numbers["hidden_size"] and numbers["num_heads"]:
+        numbers["head_dim"] = numbers["hidden_size"] // numbers["num_heads"]
+    config = make_config(
+        path, family, numbers, tie_embeddings=head not in stored,
+        eos_ids=[i for i in (setting(reader, key) for key in _EOS_KEYS) if i is not None])
+    _refuse_unsupported(reader, config, stored, path)
+    return Checkpoint(path, "gguf", config,
+                      {name: _tensor(tensor, config) for name, tensor in stored.items()})
+
+
+def _refuse_unsupported(reader, config, stored, path):
+    scaling = setting(reader, f"{config.family}.rope.scaling.type", "none")
+    if scaling != "none" or "rope_freqs.weight" in stored:
+        raise ModelError(f"{path}: scaled rotary positions ({scaling}) are not supported")
+    rotated = setting(reader, f"{config.family}.rope.dimension_count", config.head_dim)
+    if rotated != config.head_dim:
+        raise ModelError(f"{path}: {rotated} of {config.head_dim} dimensions of a head are "
+                         "rotated; only all are supported")
+    window = setting(reader, f"{config.family}.attention.sliding_window", 0)
+    if window:
+        raise ModelError(f"{path}: a sliding window ({window}) is not supported")
+    for kind, tensor in {tensor.tensor_type: tensor for tensor in stored.values()}.items():
+        try:
+            gguf.dequantize(tensor.data[:1], kind)
+        except NotImplementedError as error:
+            raise ModelError(f"{path}: {tensor.name} is quantized as {kind.name}, which cannot be "
+                             "read; use a Q4_0 ... Q8_0, F16 or F32 file") from error
+
+
+def _tensor(tensor, config):
+    """Returns a stored tensor, dequantized and in halves when read."""
+    heads = {PARAMETERS[f"layers/{x}"].names.gguf.removeprefix("blk.{}."): n
+             for x, n in (("q", config.num_heads), ("k", config.num_kv_heads))}
+    kind = tensor.name.partition(".")[2].partition(".")[2]
+    interleaved = FAMILIES[config.family].interleaved_in_gguf and kind in heads
+
+    def read():
+        values = gguf.dequantize(tensor.data, tensor.tensor_type)
+        return _halves(values, heads[kind]) if interleaved else values
+
+    # GGUF lists the fastest axis first.
+    return StoredTensor(tuple(int(n) for n in tensor.shape[::-1]), read)
+
+
+def _halves(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """Reorders each head's rows from rotary pairs (2i, 2i + 1) to halves (i, i + d / 2)."""
+    by_pair = rows.reshape(num_heads, -1, 2, rows.shape[-1])
+    return by_pair.swapaxes(1, 2).reshape(rows.shape)
