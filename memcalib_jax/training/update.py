@@ -1,0 +1,104 @@
+"""One optimizer step on a mini-batch: gradient sums over micro-batches, divided once."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from memcalib_jax.models import ModelConfig
+from memcalib_jax.scoring.counterfactual import batch_log_probs
+from memcalib_jax.scoring.packing import ScoredBatch
+from memcalib_jax.training.losses import ObjectiveSums, policy_objective
+from memcalib_jax.training.state import OptimizerConfig, TrainState, matrices_in
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectiveConfig:
+    """Constants of the objective.
+
+    Attributes:
+      clip: radius of the ratio's clip.
+      kl_weight: coefficient of the KL penalty to the frozen start.
+      temperature: of the rollouts; log-probs are taken at it.
+      compute_dtype: dtype of the matrix products' inputs.
+    """
+
+    clip: float = 0.2
+    kl_weight: float = 0.01
+    temperature: float = 1.0
+    compute_dtype: str = "bfloat16"
+
+
+@struct.dataclass
+class PolicyBatch:
+    """One micro-batch: packed trees of prompts with their responses, and the learning signal.
+
+    Attributes:
+      scored: the trees and their response tokens.
+      old_log_probs, reference_log_probs: float32 `[bins, M]`, nats.
+      advantages: float32 `[bins, M]`.
+      mask: bool `[bins, M]`, true at tokens of valid responses.
+    """
+
+    scored: ScoredBatch
+    old_log_probs: jax.Array
+    reference_log_probs: jax.Array
+    advantages: jax.Array
+    mask: jax.Array
+
+
+@functools.partial(jax.jit, static_argnames=("config", "objective"), donate_argnums=(1,))
+def _accumulate(params, gradients, sums, batch: PolicyBatch, config, objective):
+    def loss(params):
+        log_probs, entropy = batch_log_probs(
+            matrices_in(params, objective.compute_dtype), config, batch.scored,
+            objective.temperature, remat=True)
+        parts = policy_objective(
+            log_probs, batch.old_log_probs, batch.reference_log_probs, batch.advantages,
+            batch.mask, entropy, clip=objective.clip, kl_weight=objective.kl_weight)
+        return parts.loss, parts
+
+    new, parts = jax.grad(loss, has_aux=True)(params)
+    return jax.tree.map(jnp.add, gradients, new), sums + parts
+
+
+@functools.partial(jax.jit, static_argnames="optimizer", donate_argnums=(0, 1))
+def _apply(state: TrainState, gradients, tokens, optimizer: OptimizerConfig):
+    gradients = jax.tree.map(lambda g: g / tokens, gradients)
+    updates, opt_state = optimizer.build().update(gradients, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    return (state.replace(params=params, opt_state=opt_state),
+            optax.global_norm(gradients), optax.global_norm(updates))
+
+
+def gradient_sums(params: dict, config: ModelConfig, batches: Sequence[PolicyBatch],
+                  objective: ObjectiveConfig) -> tuple[dict, ObjectiveSums]:
+    """Returns the summed gradient of the loss and the objective's sums, both float32.
+
+    However the mini-batch is split into batches, the sums are the same.
+    """
+    gradients = jax.tree.map(jnp.zeros_like, params)
+    sums = ObjectiveSums.zeros()
+    for batch in batches:
+        gradients, sums = _accumulate(params, gradients, sums, batch, config, objective)
+    return gradients, sums
+
+
+def update(state: TrainState, config: ModelConfig, batches: Sequence[PolicyBatch],
+           objective: ObjectiveConfig, optimizer: OptimizerConfig
+           ) -> tuple[TrainState, dict[str, float]]:
+    """Takes one optimizer step on the token mean over all batches of a mini-batch.
+
+    A mini-batch without a valid token leaves the state as it is. The state given is consumed.
+    """
+    gradients, sums = gradient_sums(state.params, config, batches, objective)
+    metrics = sums.averages()
+    if not float(sums.tokens):
+        return state, metrics | {"loss/grad_norm": 0.0, "loss/update_norm": 0.0}
+    state, grad_norm, update_norm = _apply(state, gradients, sums.tokens, optimizer)
+    return state, metrics | {
+        "loss/grad_norm": float(grad_norm), "loss/update_norm": float(update_norm)}
