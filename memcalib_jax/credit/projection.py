@@ -1,0 +1,108 @@
+"""Token multipliers in proportion to scores, and their bounded mean-preserving projection.
+
+Section 3.3 and D.4, arXiv 2609.24259. Everything is float32; sums over tokens go through
+`split_sum`, so that a response keeps its mean to float32 rounding at any length.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from memcalib_jax.credit.sums import split_sum
+
+_BISECTIONS = 25
+_CORRECTIONS = 3
+
+
+def proportional_multipliers(scores_T: jax.Array, mask_T: jax.Array) -> jax.Array:
+    """Spread a response's credit in proportion to its scores: `m = T q / Q`, section 3.3.
+
+    Args:
+      scores_T: float [..., T], non-negative.
+      mask_T: bool [..., T]. Scores outside it may be anything, NaN included.
+
+    Returns:
+      float32 [..., T] with mean 1 over the mask; 0 outside it and where no score is positive.
+    """
+    scores = jnp.where(mask_T, scores_T, 0.0)
+    highest = jnp.max(scores, axis=-1, keepdims=True)
+    some = highest > 0
+    shares = scores / jnp.where(some, highest, 1.0)
+    total = sum(split_sum(shares, -1, limit=shares.shape[-1]))
+    count = jnp.sum(mask_T, axis=-1, keepdims=True).astype(jnp.float32)
+    return jnp.where(some, shares * count / jnp.where(some, total, 1.0), 0.0)
+
+
+def project_multipliers(
+    multipliers_T: jax.Array, mask_T: jax.Array, *, cap: float = 4.0
+) -> jax.Array:
+    """Find the nearest multipliers with mean 1 and none above `cap` (D.4, arXiv 2609.24259).
+
+    Solves `argmin ||x - m||^2` subject to `0 <= x <= cap` and mean 1 over the mask. The solution is
+    `clip(m - tau, 0, cap)` for one offset tau, found by bisection on the bits of a float32 and
+    closed by Newton steps, which are exact once the tokens at a bound are known. It is
+    differentiable in the multipliers and the cap.
+
+    Args:
+      multipliers_T: float [..., T]; any finite values.
+      mask_T: bool [..., T], the response's tokens. Values outside it may be anything, NaN
+        included.
+      cap: the upper bound, at least 1 (a lower one leaves nothing to choose from).
+
+    Returns:
+      float32 [..., T]; 0 outside the mask, so all 0 where the mask is empty.
+
+    Raises:
+      ValueError: `cap` is a Python number under 1.
+    """
+    if isinstance(cap, (int, float)) and cap < 1:
+        raise ValueError(f"cap must be at least 1, the mean to keep, got {cap}")
+    mask = jnp.asarray(mask_T, bool)
+    values = jnp.where(mask, jnp.asarray(multipliers_T, jnp.float32), 0.0)
+    mask = jnp.broadcast_to(mask, values.shape)
+    count = jnp.sum(mask, axis=-1, keepdims=True).astype(jnp.float32)
+    # A common shift changes nothing; small numbers round less.
+    lowest = jnp.min(jnp.where(mask, values, jnp.inf), axis=-1, keepdims=True)
+    lowest = jax.lax.stop_gradient(jnp.where(count > 0, lowest, 0.0))
+    values = jnp.where(mask, values - lowest, 0.0)
+
+    fixed = jax.lax.stop_gradient((values, mask, count, cap))
+    offset = _bisect_offset(*fixed)
+    for _ in range(_CORRECTIONS - 1):
+        offset = _correct_offset(offset, *fixed)
+    # With the offset held fixed, one more step carries the whole derivative.
+    offset = _correct_offset(jax.lax.stop_gradient(offset), values, mask, count, cap)
+    return jnp.where(mask, jnp.clip(values - offset, 0.0, cap), 0.0)
+
+
+def _bisect_offset(values, mask, count, cap):
+    """Bracket the offset to a few float32 steps, for values whose least is 0."""
+
+    def halve(_, bracket):
+        low, high = bracket
+        middle = low + (high - low) // 2
+        clipped = jnp.clip(values - _offset_of(middle), 0.0, cap)
+        total = jnp.sum(jnp.where(mask, clipped, 0.0), axis=-1, keepdims=True)
+        enough = total >= count
+        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+
+    # At offset -1 all are at least 1, at max - 1 none is above 1; offset + 1 is never negative,
+    # and non-negative floats are in the order of their bits.
+    highest = jnp.max(values, axis=-1, keepdims=True)
+    high = jax.lax.bitcast_convert_type(highest, jnp.int32)
+    low, _ = jax.lax.fori_loop(0, _BISECTIONS, halve, (jnp.minimum(high, 0), high))
+    return _offset_of(low)
+
+
+def _offset_of(bits):
+    return jax.lax.bitcast_convert_type(bits, jnp.float32) - 1.0
+
+
+def _correct_offset(offset, values, mask, count, cap):
+    """Move the offset by the excess over its share among the tokens at neither bound."""
+    shifted = values - offset
+    clipped = jnp.where(mask, jnp.clip(shifted, 0.0, cap), 0.0)
+    # Close to the solution the total is the count of tokens.
+    coarse, fine = split_sum(clipped, -1, limit=clipped.shape[-1])
+    free = jnp.sum(mask & (shifted > 0) & (shifted < cap), axis=-1, keepdims=True)
+    excess = (coarse - count) + fine
+    return offset + jnp.where(free > 0, excess / jnp.maximum(free, 1).astype(jnp.float32), 0.0)
