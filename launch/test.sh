@@ -3,6 +3,7 @@
 #   bash launch/test.sh tests/data -k ablation
 # MEMCALIB_LOCOMO and MEMCALIB_RPEVAL name the data files of the tests that skip without them.
 set -euo pipefail
+# shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 ensure_venv test
