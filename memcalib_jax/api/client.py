@@ -1,6 +1,7 @@
 """An asynchronous client for OpenAI-compatible chat completions."""
 
 import asyncio
+import json
 import logging
 import os
 import random
@@ -27,7 +28,7 @@ _QUOTED_CHARACTERS = 1000
 class Reply:
     """Holds a model's reply and its cost; `parsed` is what the caller's check made of the text.
 
-    A cached reply took no attempt and no tokens.
+    The tokens are the kept attempt's; a cached reply took no attempt and no tokens.
     """
 
     text: str
@@ -236,13 +237,15 @@ class ChatClient:
         return await self._send("POST", "/chat/completions", body, self.settings.timeout)
 
     async def _send(self, method, path, body, timeout):
+        # ASCII: a lone surrogate in a model's text has no UTF-8.
+        content = None if body is None else json.dumps(body).encode("ascii")
         try:
             async with self._slot() as client:
                 self._accounting.waited(await self._window.wait())
                 # httpx bounds single reads and writes; this bounds the whole.
                 async with asyncio.timeout(timeout):
                     url = self.settings.base_url + path
-                    response = await client.request(method, url, json=body)
+                    response = await client.request(method, url, content=content)
                 failure = None
         except TimeoutError:
             failure = ChatError("timeout", f"no answer within {timeout:g} s")
@@ -280,8 +283,11 @@ class ChatClient:
     def _new_client(self):
         if self._tls is None:
             self._tls = httpx.create_ssl_context()
+        headers = {"Content-Type": "application/json"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
         return httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+            headers=headers,
             timeout=None,
             limits=httpx.Limits(max_connections=1, max_keepalive_connections=1),
             verify=self._tls,

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+import httpx
+
 API_KEY_VARIABLE = "MEMCALIB_JUDGE_API_KEY"
 THINKING_OFF = {
     "chat_template_kwargs": {"enable_thinking": False},
@@ -102,8 +104,9 @@ def _checked_base_url(url: str) -> str:
     example = "such as https://api.deepseek.com/v1 or http://127.0.0.1:8000/v1"
     try:
         parts = urlsplit(url.strip())
+        httpx.URL(url.strip())  # Refuses hosts that would fail at the first request.
         host, _ = parts.hostname, parts.port
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, httpx.InvalidURL):
         raise ValueError(f"base_url is not a URL; give one {example}") from None
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ValueError(

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
+_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 _SENTENCE_END = re.compile(r"(?<=[.!?;:])\s+|\n+")
 _ENDINGS = (
     "iness ingly ness ment ings edly ing ies ied ers est ed er es ly s y e".split()
@@ -30,13 +30,13 @@ _STOP_WORDS = frozenset(
     by came can can't cannot company could couldn't day days did didn't do does doesn't doing don't
     done down during each either else enough ever every few first for from further get gets give
     given go goes going good got great had has hasn't have haven't having he her here hers him his
-    hour hours how however i if in instead into is isn't it it's its itself just keep keeps kind
-    last least less let let's like little long look made make makes making many may maybe me might
+    hour hours how however i if in instead into is isn't it its itself just keep keeps kind
+    last least less let like little long look made make makes making many may maybe me might
     mine minute minutes month months more most much must my near need needs never new next no nor
     not now of off often on once one only onto or other others our ours out over own part per
     perhaps put quite rather really right said same say see seem shall she should since so some
-    something soon still such take taken takes team teams than that that's the their theirs them
-    themselves then there there's these they they're thing things this those though through time
+    something soon still such take taken takes team teams than that the their theirs them
+    themselves then there these they they're thing things this those though through time
     times to today together too toward towards try turn under until up upon us use used user users
     uses using usually very want was way we week weeks well were what when where whether which
     while who whom whose why will with within without won't work working works would year years
@@ -126,13 +126,14 @@ def _footprint(weights, sentences, sentence_words, rule):
 
 
 def _words(text: str) -> frozenset[str]:
-    found = (word.replace("’", "'") for word in _WORD.findall(text.lower()))
+    words = _WORD.findall(text.lower().replace("’", "'"))
+    found = (word.removesuffix("'s") for word in words)
     return frozenset(_stem(word) for word in found if word not in _STOP_WORDS)
 
 
 def _stem(word: str) -> str:
     """Cuts one ending, then a doubled or open last letter: coached, coaches -> coach."""
-    word = word.removesuffix("'s").replace("'", "")
+    word = word.replace("'", "")
     if word in _NUMERALS:
         return _NUMERALS[word]
     for ending in _ENDINGS:

@@ -1,0 +1,59 @@
+import hashlib
+import os
+
+import pytest
+
+from memcalib_jax.api import ChatSettings
+from memcalib_jax.api.cache import ReplyCache, request_key
+
+SETTINGS = ChatSettings("http://127.0.0.1/v1", "m", max_tokens=9)
+MESSAGES = [{"role": "user", "content": "é"}]
+
+
+def test_key_is_the_hash_of_the_canonical_request():
+    canonical = (
+        '{"max_tokens":9,"messages":[{"content":"\\u00e9","role":"user"}],"model":"m",'
+        '"sample_index":2,"temperature":0.0,"thinking":false}'
+    )
+    expected = hashlib.sha256(canonical.encode()).hexdigest()
+    assert request_key(SETTINGS, MESSAGES, 2) == expected
+    assert request_key(SETTINGS, [{"content": "é", "role": "user"}], 2) == expected
+
+
+def test_key_ignores_what_decides_no_reply():
+    other = ChatSettings("http://127.0.0.1:81/v1", "m", temperature=0, max_tokens=9, timeout=1.0)
+    assert request_key(other, MESSAGES, 0) == request_key(SETTINGS, MESSAGES, 0)
+    assert request_key(SETTINGS, MESSAGES, 1) != request_key(SETTINGS, MESSAGES, 0)
+
+
+def test_entries_are_sharded_and_whole(tmp_path):
+    cache = ReplyCache(tmp_path / "new" / "folder")
+    key = "ab" + "0" * 62
+    assert cache.get(key) is None
+    cache.put(key, "text \ud800 \u2028")
+    assert cache.get(key) == "text \ud800 \u2028"
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files == [tmp_path / "new" / "folder" / "ab" / f"{key}.json"]
+
+
+def test_interrupted_write_leaves_the_old_entry(tmp_path, monkeypatch):
+    cache = ReplyCache(tmp_path)
+    key = "cd" + "1" * 62
+    cache.put(key, "old")
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        cache.put(key, "new")
+    assert cache.get(key) == "old"
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
+
+
+def test_entry_of_another_key_is_not_taken(tmp_path):
+    cache = ReplyCache(tmp_path)
+    mine, other = "ef" + "2" * 62, "ef" + "3" * 62
+    cache.put(other, "theirs")
+    (tmp_path / "ef" / f"{other}.json").rename(tmp_path / "ef" / f"{mine}.json")
+    assert cache.get(mine) is None
