@@ -16,6 +16,7 @@ from memcalib_jax.data import Record, RecordError, load_records, sample_path, st
 from memcalib_jax.judge import DEFAULT_INSTRUCTIONS, Judge, load_instructions
 from memcalib_jax.models import ModelError, default_model_path
 from memcalib_jax.training.logging import write_json
+from memcalib_jax.training.rollouts import Prompt, render_prompts
 from memcalib_jax.training.step import NoValidResponse
 
 FLAGS = flags.FLAGS
@@ -62,20 +63,28 @@ def open_judge(run_dir: pathlib.Path) -> tuple[Judge, ChatClient, BackgroundLoop
     """Returns the judge of the flags, its client and the loop that both run on.
 
     Raises:
-      ValueError, ChatError: bad settings, a missing key, or an endpoint out of reach.
+      UsageError: bad settings or a missing key.
+      ChatError: the endpoint is out of reach.
     """
-    settings = ChatSettings(
+    try:
+        settings = _chat_settings(run_dir)
+        instructions = (load_instructions(FLAGS.judge_prompt_file) if FLAGS.judge_prompt_file
+                        else DEFAULT_INSTRUCTIONS)
+        client = ChatClient(settings)
+    except (ValueError, OSError) as error:
+        raise UsageError(f"judge: {error}") from None
+    background = BackgroundLoop("judge")
+    background.submit(client.probe()).result()
+    return Judge(client, instructions), client, background
+
+
+def _chat_settings(run_dir):
+    return ChatSettings(
         FLAGS.judge_url, FLAGS.judge_model, temperature=FLAGS.judge_temperature,
         max_tokens=FLAGS.judge_max_tokens, timeout=FLAGS.judge_timeout,
         max_attempts=FLAGS.judge_attempts, max_concurrent=FLAGS.judge_concurrency,
         requests_per_minute=FLAGS.judge_requests_per_minute,
         cache_dir=FLAGS.judge_cache_dir or run_dir / "judge_cache")
-    instructions = (load_instructions(FLAGS.judge_prompt_file) if FLAGS.judge_prompt_file
-                    else DEFAULT_INSTRUCTIONS)
-    background = BackgroundLoop("judge")
-    client = ChatClient(settings)
-    background.submit(client.probe()).result()
-    return Judge(client, instructions), client, background
 
 
 def model_path() -> pathlib.Path:
@@ -90,6 +99,25 @@ def read_records(path: str | None, *, held_out: bool) -> list[Record]:
     rest, held = stratified_split(
         load_records(sample_path("records.jsonl")), SAMPLE_HELD_OUT, seed=0)
     return held if held_out else rest
+
+
+def fitting_prompts(tokenizer, records: Sequence[Record], representation: str,
+                    what: str) -> list[Prompt]:
+    """Returns the prompts within --max_prompt_tokens; says how many are not.
+
+    Raises:
+      UsageError: the tokenizer cannot render them.
+    """
+    try:
+        prompts, too_long = render_prompts(tokenizer, records, representation=representation,
+                                           max_prompt_tokens=FLAGS.max_prompt_tokens)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if too_long:
+        print(f"skipped {len(too_long)} of {len(records)} {what} prompts over "
+              f"--max_prompt_tokens={FLAGS.max_prompt_tokens}: {', '.join(too_long[:5])}"
+              + (" ..." if len(too_long) > 5 else ""))
+    return prompts
 
 
 def claim_run_dir(run_dir: pathlib.Path, config: dict, *, may_change: Sequence[str]):
@@ -146,11 +174,11 @@ def run(main: Callable[[], None]):
                                                                file=sys.stderr)
         try:
             main()
-        except (UsageError, RecordError, ModelError, ChatError, NoValidResponse) as error:
+        except (UsageError, RecordError, ModelError, ChatError, NoValidResponse,
+                FloatingPointError) as error:
             return _fail(str(error))
         except KeyboardInterrupt:
-            print("\nstopped; the same command goes on from the last checkpoint",
-                  file=sys.stderr)
+            print("\nstopped; the same command goes on from what is saved", file=sys.stderr)
             return 130
         return 0
 

@@ -17,7 +17,7 @@ from memcalib_jax.credit import CreditConfig
 from memcalib_jax.models import load, load_tokenizer
 from memcalib_jax.training.advantages import METHODS
 from memcalib_jax.training.loop import LoopConfig, train
-from memcalib_jax.training.rollouts import Policy, SamplingConfig, render_prompts
+from memcalib_jax.training.rollouts import Policy, SamplingConfig
 from memcalib_jax.training.state import OptimizerConfig
 from memcalib_jax.training.step import StepConfig
 from memcalib_jax.training.update import ObjectiveConfig
@@ -101,8 +101,9 @@ def main():
     if FLAGS.eval_file or not FLAGS.train_file:
         eval_records = common.read_records(FLAGS.eval_file, held_out=True)
     tokenizer = load_tokenizer(path)
-    prompts = fitting(tokenizer, records, FLAGS.representation, "training")
-    eval_prompts = fitting(tokenizer, eval_records, FLAGS.eval_representation, "evaluation")
+    prompts = common.fitting_prompts(tokenizer, records, FLAGS.representation, "training")
+    eval_prompts = common.fitting_prompts(
+        tokenizer, eval_records, FLAGS.eval_representation, "evaluation")
     if len(prompts) < FLAGS.num_prompts:
         raise common.UsageError(
             f"{len(prompts)} training prompts cannot fill a step of "
@@ -126,17 +127,6 @@ def main():
     background.close()
     print(f"judge: {json.dumps(client.stats())}")
     print(f"done: metrics, rollouts and checkpoints are in {run_dir}")
-
-
-def fitting(tokenizer, records, representation, what):
-    """Returns the prompts within the limit; says how many are not."""
-    prompts, too_long = render_prompts(tokenizer, records, representation=representation,
-                                       max_prompt_tokens=FLAGS.max_prompt_tokens)
-    if too_long:
-        print(f"skipped {len(too_long)} of {len(records)} {what} prompts over "
-              f"--max_prompt_tokens={FLAGS.max_prompt_tokens}: {', '.join(too_long[:5])}"
-              + (" ..." if len(too_long) > 5 else ""))
-    return prompts
 
 
 if __name__ == "__main__":

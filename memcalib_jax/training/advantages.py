@@ -1,12 +1,13 @@
 """From judged rollouts to token advantages: the shell around the pure functions of `credit`."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 
 from memcalib_jax import credit
-from memcalib_jax.data import ablate, render
+from memcalib_jax.data import Record, ablate, render
 from memcalib_jax.judge import Judgment
 from memcalib_jax.scoring import ScoringGroup
 from memcalib_jax.scoring.counterfactual import pack_groups, score_packing
@@ -37,18 +38,19 @@ class JudgedLevels:
     valid_P_G: np.ndarray
 
 
-def judged_levels(rollouts: Rollouts, judgments: list[list[Judgment]]) -> JudgedLevels:
-    """Lays judgments out as arrays."""
-    most = max(len(prompt.record.atoms) for prompt in rollouts.prompts)
+def judged_levels(records: Sequence[Record],
+                  judgments: Sequence[Sequence[Judgment]]) -> JudgedLevels:
+    """Lays the judgments of each record's responses, `[P][G]`, out as arrays."""
+    most = max(len(record.atoms) for record in records)
     shape = (len(judgments), len(judgments[0]), bucket(most, 8))
     ideal, actual = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     mask, valid = np.zeros(shape, bool), np.zeros(shape[:2], bool)
-    for p, (prompt, row) in enumerate(zip(rollouts.prompts, judgments)):
+    for p, (record, row) in enumerate(zip(records, judgments, strict=True)):
         for g, judgment in enumerate(row):
             if judgment.valid:
-                count = len(prompt.record.atoms)
+                count = len(record.atoms)
                 valid[p, g], mask[p, g, :count] = True, True
-                ideal[p, g, :count] = [atom.ideal for atom in prompt.record.atoms]
+                ideal[p, g, :count] = [atom.ideal for atom in record.atoms]
                 actual[p, g, :count] = judgment.levels
     return JudgedLevels(ideal, actual, mask, valid)
 

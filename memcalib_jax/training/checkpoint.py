@@ -51,6 +51,11 @@ class Checkpoints:
         return self._manager.restore(
             step, args=ocp.args.Composite(params=_on_device(like)))[_PARAMS]
 
+    def param_shapes(self, step: int) -> dict:
+        """Returns the shapes of a checkpoint's parameters, without reading them."""
+        stored = self._manager.item_metadata(step)[_PARAMS]
+        return jax.tree.map(lambda array: tuple(array.shape), dict(stored))
+
     def close(self):
         """Ends the manager's threads."""
         self._manager.close()

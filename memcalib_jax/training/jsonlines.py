@@ -13,13 +13,18 @@ class JsonLines:
 
     Attributes:
       rows: what the file held when it was opened.
+
+    Raises:
+      ValueError: a whole line is no JSON object; names file and line.
     """
 
     def __init__(self, path: pathlib.Path):
         path.parent.mkdir(parents=True, exist_ok=True)
         data = path.read_bytes() if path.exists() else b""
         whole = data.rfind(b"\n") + 1
-        self.rows: list[dict] = [json.loads(line) for line in data[:whole].split(b"\n") if line]
+        self.rows: list[dict] = [
+            _parse(path, number, line)
+            for number, line in enumerate(data[:whole].split(b"\n"), start=1) if line]
         self._lock = threading.Lock()
         self._file = path.open("ab")
         self._file.truncate(whole)
@@ -34,3 +39,13 @@ class JsonLines:
     def close(self):
         """Closes the file."""
         self._file.close()
+
+
+def _parse(path, number, line):
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict):
+        raise ValueError(f"{path}, line {number}: no JSON object; mend or remove the line")
+    return row

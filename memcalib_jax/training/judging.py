@@ -14,14 +14,14 @@ class Journal:
     """Judgments on disk, written as they arrive.
 
     A step that is done again after a crash finds its judgments here, failed ones included, and
-    so comes to the same numbers.
+    so comes to the same numbers. With `retry_failed` it finds the valid ones only.
     """
 
-    def __init__(self, path: pathlib.Path):
+    def __init__(self, path: pathlib.Path, *, retry_failed: bool = False):
         self._lines = JsonLines(path)
         self._known = {
             (row["id"], row["sample"], row["response_sha256"]): judgment_from_json(row)
-            for row in self._lines.rows}
+            for row in self._lines.rows if row["valid"] or not retry_failed}
 
     @staticmethod
     def key(record: Record, sample_index: int, text: str) -> tuple:
@@ -61,20 +61,27 @@ def judgment_from_json(row: dict) -> Judgment:
 
 
 class JudgePool:
-    """Runs judge calls on a background loop, through a journal."""
+    """Runs judge calls on a background loop, through a journal.
+
+    Attributes:
+      submitted: the records and futures of all calls so far, in order.
+    """
 
     def __init__(self, judge: Judge, loop: BackgroundLoop, journal: Journal):
         self._judge, self._loop, self._journal = judge, loop, journal
+        self.submitted: list[tuple[Record, concurrent.futures.Future]] = []
 
     def submit(self, record: Record, sample_index: int, text: str) -> concurrent.futures.Future:
         """Starts judging a response; returns the future of its `Judgment`."""
         key = Journal.key(record, sample_index, text)
         known = self._journal.get(key)
-        if known is not None:
+        if known is None:
+            future = self._loop.submit(self._ask(key, record, sample_index, text))
+        else:
             future = concurrent.futures.Future()
             future.set_result(known)
-            return future
-        return self._loop.submit(self._ask(key, record, sample_index, text))
+        self.submitted.append((record, future))
+        return future
 
     async def _ask(self, key, record, sample_index, text) -> Judgment:
         judgment = await self._judge.judge(record, text, sample_index=sample_index)

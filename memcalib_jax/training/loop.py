@@ -110,7 +110,7 @@ def _evaluate(state, policy, prompts, key, judge, background, loop, settings, st
     journal = Journal(loop.run_dir / "judgments" / f"eval_{step}.jsonl")
     sampling = SamplingConfig(1, settings.sampling.max_tokens)
     rollouts = roll_out(policy, prompts, sampling, key, JudgePool(judge, background, journal))
-    levels = judged_levels(rollouts, rollouts.judgments())
+    levels = judged_levels(rollouts.records, rollouts.judgments())
     journal.close()
     if not levels.valid_P_G.any():
         return {"eval/valid": 0.0}

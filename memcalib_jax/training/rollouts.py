@@ -60,6 +60,11 @@ class Rollouts:
         return [[future.result() for future in row] for row in self.pending]
 
     @property
+    def records(self) -> list[Record]:
+        """The prompts' records."""
+        return [prompt.record for prompt in self.prompts]
+
+    @property
     def num_tokens(self) -> int:
         """Number of sampled tokens."""
         return sum(len(s.tokens) for row in self.samples for s in row)

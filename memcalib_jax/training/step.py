@@ -105,7 +105,7 @@ def train_step(state: TrainState, reference_params: dict, policy: Policy,
 
     watch.phase("judge_wait")
     judgments = rollouts.judgments()
-    levels = judged_levels(rollouts, judgments)
+    levels = judged_levels(rollouts.records, judgments)
     _check_valid(judgments, settings.max_failed_judgments)
 
     mask = response_mask(rollouts, settings.sampling.max_tokens)
