@@ -67,7 +67,12 @@ def test_request_and_reply(endpoint, open_client, steps):
 
 def test_any_text_can_be_sent(endpoint, open_client):
     odd = "\ud800 \x00 \u2028 \U0001f600"
-    asyncio.run(open_client().complete([{"role": "user", "content": odd}]))
+
+    async def run():
+        async with open_client() as client:
+            await client.complete([{"role": "user", "content": odd}])
+
+    asyncio.run(run())
     assert endpoint.requests[0][3]["messages"][0]["content"] == odd
 
 
