@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 import jax
-from absl import app, flags
+from absl import app, flags, logging
 
 from memcalib_jax.api import BackgroundLoop, ChatClient, ChatError, ChatSettings
 from memcalib_jax.data import Record, RecordError, load_records, sample_path, stratified_split
@@ -182,6 +182,7 @@ def run(main: Callable[[], None]):
             return 130
         return 0
 
+    logging.set_verbosity(logging.WARNING)
     jax.config.update("jax_threefry_partitionable", True)
     app.run(guarded)
 

@@ -1,6 +1,5 @@
 """Checkpoints: everything a run needs to go on to the same numbers."""
 
-import logging
 import pathlib
 
 import jax
@@ -19,8 +18,6 @@ class Checkpoints:
     """
 
     def __init__(self, folder: pathlib.Path, *, keep: int = 2):
-        # Its notes of every save drown the progress lines.
-        logging.getLogger("absl").setLevel(logging.WARNING)
         self._manager = ocp.CheckpointManager(
             folder.absolute(), item_names=(_PARAMS, _STATE, _DATA),
             options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=True))

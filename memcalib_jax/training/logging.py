@@ -48,7 +48,7 @@ class RunLog:
         self._file.flush()
         os.fsync(self._file.fileno())
         for name, value in values.items():
-            self._board.add_scalar(name, value, step)
+            self._board.add_scalar(name.replace("+", "_"), value, step)  # no plus in its names
         self._board.flush()
 
     def rollouts(self, step: int, rows: list[dict]):

@@ -74,10 +74,9 @@ def localization_metrics(assigned: Credit, scores: Counterfactuals,
         codes = fallback[..., channel]
         triggered = max(int(((codes >= 0) & (codes != FALLBACKS.index("no_atoms"))).sum()), 1)
         result[f"credit/{name}/threshold"] = float(thresholds[channel])
-        for code in range(len(FALLBACKS)):
-            if FALLBACKS[code] != "no_atoms":
-                share = float((codes == code).sum()) / triggered
-                result[f"credit/{name}/{FALLBACKS[code]}"] = share
+        for code, outcome in enumerate(FALLBACKS):
+            if outcome != "no_atoms":
+                result[f"credit/{name}/{outcome}"] = float((codes == code).sum()) / triggered
     return result
 
 

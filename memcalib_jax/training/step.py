@@ -102,6 +102,7 @@ def train_step(state: TrainState, reference_params: dict, policy: Policy,
 
     watch.phase("old_and_reference")
     batches = _mini_batches(policy, reference_params, rollouts, settings)
+    jax.block_until_ready([(batch.old, batch.reference) for batch in batches])
 
     watch.phase("judge_wait")
     judgments = rollouts.judgments()

@@ -66,13 +66,13 @@ def _accumulate(params, gradients, sums, batch: PolicyBatch, config, objective):
     return jax.tree.map(jnp.add, gradients, new), sums + parts
 
 
-@functools.partial(jax.jit, static_argnames="optimizer", donate_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnames="optimizer", donate_argnums=(0,))
 def _apply(state: TrainState, gradients, tokens, optimizer: OptimizerConfig):
     gradients = jax.tree.map(lambda g: g / tokens, gradients)
     updates, opt_state = optimizer.build().update(gradients, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     return (state.replace(params=params, opt_state=opt_state),
-            optax.global_norm(gradients), optax.global_norm(updates))
+            optax.tree.norm(gradients), optax.tree.norm(updates))
 
 
 def gradient_sums(params: dict, config: ModelConfig, batches: Sequence[PolicyBatch],
