@@ -1,0 +1,84 @@
+"""Answers to records with their judgments, kept on disk so that an evaluation can be resumed."""
+
+import concurrent.futures
+import pathlib
+from collections.abc import Callable, Sequence
+
+import jax
+
+from memcalib_jax.api import BackgroundLoop
+from memcalib_jax.data import Record
+from memcalib_jax.judge import Judge, Judgment
+from memcalib_jax.training.jsonlines import JsonLines
+from memcalib_jax.training.judging import Journal, JudgePool
+from memcalib_jax.training.rollouts import Policy, Prompt, SamplingConfig, roll_out
+
+_KEYS = {"id", "domain", "sample_seed", "text", "tokens", "finish_reason"}
+
+
+class Answers:
+    """One response to each prompt and its judgment, written to a folder as they come.
+
+    `responses.jsonl` holds an object a response, `judgments.jsonl` the journal. What an earlier
+    run left is kept, but for failed judgments: they are asked again at once.
+
+    Attributes:
+      rows: the objects of `responses.jsonl` by record id.
+      missing: prompts without a response.
+
+    Raises:
+      ValueError: a file there holds something else; names it.
+    """
+
+    def __init__(self, folder: pathlib.Path, prompts: Sequence[Prompt], judge: Judge,
+                 background: BackgroundLoop):
+        self._responses = JsonLines(folder / "responses.jsonl")
+        if any(not row.keys() >= _KEYS for row in self._responses.rows):
+            raise ValueError(f"{folder / 'responses.jsonl'}: a line lacks one of "
+                             f"{', '.join(sorted(_KEYS))}; move the file away to start again")
+        self.rows = {row["id"]: row for row in self._responses.rows}
+        self._journal = Journal(folder / "judgments.jsonl", retry_failed=True)
+        self._judges = JudgePool(judge, background, self._journal)
+        self._prompts = list(prompts)
+        self.missing = [prompt for prompt in prompts if prompt.record.id not in self.rows]
+        for prompt in prompts:
+            if prompt.record.id in self.rows:
+                self._judges.submit(prompt.record, 0, self.rows[prompt.record.id]["text"])
+
+    @property
+    def judging(self) -> list[tuple[Record, concurrent.futures.Future]]:
+        """The records whose responses went to the judge, and the futures of their judgments."""
+        return self._judges.submitted
+
+    def generate(self, policy: Policy, sampling: SamplingConfig, key: jax.Array,
+                 sample_seed: int, on_response: Callable[[int], None]):
+        """Samples the missing responses.
+
+        A prompt's index seeds its response: it draws the same numbers whether or not others are
+        there already.
+
+        Args:
+          policy: the model that answers.
+          sampling: how; one sample each.
+          key: of this seed.
+          sample_seed: the seed's number, noted with each response.
+          on_response: called with the number of tokens as each response is written.
+        """
+        def keep(prompt, _, sample, text):
+            row = {"id": prompt.record.id, "domain": prompt.record.domain,
+                   "sample_seed": sample_seed, "text": text, "tokens": list(sample.tokens),
+                   "finish_reason": sample.finish_reason}
+            self._responses.append(row)
+            self.rows[row["id"]] = row
+            on_response(len(row["tokens"]))
+
+        missing, self.missing = self.missing, []
+        if missing:
+            roll_out(policy, missing, sampling, key, self._judges, keep)
+
+    def judgments(self) -> list[Judgment]:
+        """Waits for the judgments and returns them, a prompt each; closes the files."""
+        by_id = {record.id: future.result() for record, future in self.judging}
+        self._responses.close()
+        self._journal.close()
+        return [by_id[prompt.record.id] for prompt in self._prompts]
