@@ -1,0 +1,80 @@
+"""Small random models of every family against the transformers library: stored and live."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_models
+
+from memcalib_jax import models
+
+
+def relative_error(ours, theirs):
+    return np.max(np.abs(ours - theirs)) / np.max(np.abs(theirs))
+
+
+def assert_matches(params, config, tokens, lengths, logits, gradients):
+    ours, our_gradients = tiny_models.logits_and_gradients(params, config, tokens, lengths)
+    valid = np.arange(tokens.shape[1]) < lengths[:, None]
+    assert relative_error(ours[valid], logits[valid]) < 1e-4
+    stored = tiny_models.stored_tensors(our_gradients, config)
+    for name, values in gradients.items():
+        assert relative_error(stored[name], values) < 1e-3, name
+
+
+@pytest.mark.parametrize("case", tiny_models.CASES)
+def test_stored_values(case, tmp_path):
+    golden = tiny_models.golden(case)
+    folder = tiny_models.write_folder(
+        tmp_path, golden["config"], tiny_models.random_tensors(golden["shapes"], golden["seed"]))
+    params, config = models.load(folder)
+    gradients = {key.removeprefix("gradient "): values for key, values in golden.items()
+                 if key.startswith("gradient ")}
+    assert len(gradients) >= 5
+    assert_matches(params, config, golden["tokens"], golden["lengths"], golden["logits"],
+                   gradients)
+
+
+@pytest.mark.parametrize("case", tiny_models.CASES)
+def test_live_transformers(case, tmp_path):
+    pytest.importorskip("torch")
+    import torch_models
+    import transformers
+
+    golden = tiny_models.golden(case)
+    reference = torch_models.from_tensors(
+        transformers.AutoConfig.for_model(**golden["config"]),
+        tiny_models.random_tensors(golden["shapes"], seed=7))
+    reference.save_pretrained(tmp_path, max_shard_size="30KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    params, config = models.load(tmp_path)
+    tokens, lengths = tiny_models.random_rows(config.vocab_size, seed=8, lengths=(1, 9, 6))
+    logits, total = torch_models.run(reference, tokens, lengths)
+    total.backward()
+    assert_matches(params, config, tokens, lengths, logits.detach().numpy(), {
+        name: value.grad.numpy() for name, value in reference.named_parameters()})
+
+
+def test_far_positions_match_transformers(tmp_path):
+    torch = pytest.importorskip("torch")
+    import torch_models
+    import transformers
+
+    from memcalib_jax.models.layers import contract, head_matrix
+    from memcalib_jax.models.packed import hidden_states, plain_rows
+
+    golden = tiny_models.golden("qwen3_tied")
+    tensors = tiny_models.random_tensors(golden["shapes"], seed=7)
+    reference = torch_models.from_tensors(
+        transformers.AutoConfig.for_model(**golden["config"]), tensors)
+    params, config = models.load(tiny_models.write_folder(tmp_path, golden["config"], tensors))
+    tokens, lengths = tiny_models.random_rows(config.vocab_size, seed=9, lengths=(16,))
+    # A gap between two stretches makes their relative distance large too.
+    positions = np.concatenate([np.arange(8), 30000 + np.arange(8)])[None].astype(np.int32)
+    packed = plain_rows(jnp.asarray(tokens), jnp.asarray(lengths)).replace(
+        positions=jnp.asarray(positions))
+    ours = contract("...d,vd->...v", hidden_states(params, config, packed), head_matrix(params))
+    with torch.no_grad():
+        theirs = reference(torch.tensor(tokens).long(), use_cache=False,
+                           position_ids=torch.tensor(positions).long(),
+                           attention_mask=torch.ones(1, 1, 16, 16).tril().log()).logits.numpy()
+    assert relative_error(ours, theirs) < 1e-3

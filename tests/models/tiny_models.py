@@ -1,0 +1,85 @@
+"""Small random checkpoints of every family, made from numpy seeds alone."""
+
+import functools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
+from safetensors.numpy import save_file
+
+from memcalib_jax.models.packed import logits
+from memcalib_jax.models.weights.families import PARAMETERS, flat_shapes
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CASES = ("llama_tied", "llama_untied", "llama_wide_heads", "qwen2_tied", "qwen2_untied",
+         "qwen3_tied", "qwen3_untied")
+
+
+def golden(name: str) -> dict:
+    """Returns a file of golden values; text entries are parsed as JSON."""
+    with np.load(GOLDEN / f"{name}.npz") as file:
+        return {key: json.loads(str(value)) if value.dtype.kind == "U" else value
+                for key, value in file.items()}
+
+
+def random_tensors(shapes: dict, seed: int) -> dict:
+    """Returns float32 tensors of `shapes`, of a size that makes attention and logits uneven.
+
+    `RandomState` draws the same numbers in every version of numpy.
+    """
+    random = np.random.RandomState(seed)
+    tensors = {}
+    for name, shape in sorted(shapes.items()):
+        values = random.standard_normal(tuple(shape))
+        if name.endswith("norm.weight"):
+            values = 1 + 0.3 * values
+        elif len(shape) == 2 and "embed" not in name:
+            values = values * (1.5 * shape[1] ** -0.5)
+        tensors[name] = values.astype(np.float32)
+    return tensors
+
+
+def random_rows(vocab_size: int, seed: int, lengths=(9, 4, 7)):
+    """Returns int32 tokens `[B, S]` and lengths `[B]`, right-padded with id 0."""
+    random = np.random.RandomState(seed)
+    lengths = np.array(lengths, np.int32)
+    tokens = random.randint(0, vocab_size, (len(lengths), lengths.max())).astype(np.int32)
+    tokens[np.arange(tokens.shape[1]) >= lengths[:, None]] = 0
+    return tokens, lengths
+
+
+def write_folder(folder: Path, settings: dict, tensors: dict) -> Path:
+    """Writes a Hugging Face folder with one safetensors file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(settings))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def stored_tensors(params, config) -> dict:
+    """Returns a tree of parameters (or gradients) as Hugging Face tensors."""
+    flat, stored = flatten_dict(params, sep="/"), {}
+    for path in flat_shapes(config):
+        values, placement = np.asarray(flat[path]), PARAMETERS[path]
+        layers = values if path.startswith("layers/") else values[None]
+        names = placement.tensor_names("hugging_face", config.num_layers)
+        stored |= {name: placement.to_stored(layer)
+                   for name, layer in zip(names, layers, strict=True)}
+    return stored
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def logits_and_gradients(params, config, tokens, lengths):
+    """Returns the logits and the gradients of the summed log-prob of all but first tokens."""
+    def summed_log_prob(params):
+        values = logits(params, config, tokens, lengths)
+        log_probs = jax.nn.log_softmax(values[:, :-1])
+        chosen = jnp.take_along_axis(log_probs, tokens[:, 1:, None], axis=-1)[..., 0]
+        valid = jnp.arange(1, tokens.shape[1]) < lengths[:, None]
+        return jnp.sum(jnp.where(valid, chosen, 0.0)), values
+
+    gradients, values = jax.grad(summed_log_prob, has_aux=True)(params)
+    return values, gradients
