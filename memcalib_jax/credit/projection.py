@@ -7,9 +7,9 @@ Section 3.3 and D.4, arXiv 2609.24259. Everything is float32; sums over tokens g
 import jax
 import jax.numpy as jnp
 
+from memcalib_jax.credit.float_order import floats_of, ordered_keys
 from memcalib_jax.credit.sums import split_sum
 
-_BISECTIONS = 25
 _CORRECTIONS = 3
 
 
@@ -60,41 +60,34 @@ def project_multipliers(
     values = jnp.where(mask, jnp.asarray(multipliers_T, jnp.float32), 0.0)
     mask = jnp.broadcast_to(mask, values.shape)
     count = jnp.sum(mask, axis=-1, keepdims=True).astype(jnp.float32)
-    # A common shift changes nothing; small numbers round less.
-    lowest = jnp.min(jnp.where(mask, values, jnp.inf), axis=-1, keepdims=True)
-    lowest = jax.lax.stop_gradient(jnp.where(count > 0, lowest, 0.0))
-    values = jnp.where(mask, values - lowest, 0.0)
 
-    fixed = jax.lax.stop_gradient((values, mask, count, cap))
-    offset = _bisect_offset(*fixed)
-    for _ in range(_CORRECTIONS - 1):
-        offset = _correct_offset(offset, *fixed)
-    # With the offset held fixed, one more step carries the whole derivative.
-    offset = _correct_offset(jax.lax.stop_gradient(offset), values, mask, count, cap)
+    coarse = _bisect_offset(*jax.lax.stop_gradient((values, mask, count, cap)))
+    # What is left of the tokens in play is small and rounds little.
+    values = jnp.where(mask, values - coarse, 0.0)
+    offset = jnp.zeros_like(count)
+    for _ in range(_CORRECTIONS):
+        # The last step carries the whole derivative: the offset before it may stay fixed.
+        offset = _correct_offset(jax.lax.stop_gradient(offset), values, mask, count, cap)
     return jnp.where(mask, jnp.clip(values - offset, 0.0, cap), 0.0)
 
 
 def _bisect_offset(values, mask, count, cap):
-    """Bracket the offset to a few float32 steps, for values whose least is 0."""
+    """Find the greatest float32 offset that leaves a sum of at least the count."""
 
     def halve(_, bracket):
         low, high = bracket
         middle = low + (high - low) // 2
-        clipped = jnp.clip(values - _offset_of(middle), 0.0, cap)
+        clipped = jnp.clip(values - floats_of(middle), 0.0, cap)
         total = jnp.sum(jnp.where(mask, clipped, 0.0), axis=-1, keepdims=True)
         enough = total >= count
         return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
 
-    # At offset -1 all are at least 1, at max - 1 none is above 1; offset + 1 is never negative,
-    # and non-negative floats are in the order of their bits.
-    highest = jnp.max(values, axis=-1, keepdims=True)
-    high = jax.lax.bitcast_convert_type(highest, jnp.int32)
-    low, _ = jax.lax.fori_loop(0, _BISECTIONS, halve, (jnp.minimum(high, 0), high))
-    return _offset_of(low)
-
-
-def _offset_of(bits):
-    return jax.lax.bitcast_convert_type(bits, jnp.float32) - 1.0
+    # At the least value minus 1 all are at least 1; at the greatest minus 1 none is above.
+    lowest = jnp.min(jnp.where(mask, values, jnp.inf), axis=-1, keepdims=True)
+    highest = jnp.max(jnp.where(mask, values, -jnp.inf), axis=-1, keepdims=True)
+    bounds = [jnp.where(count > 0, bound - 1.0, 0.0) for bound in (lowest, highest)]
+    low, _ = jax.lax.fori_loop(0, 32, halve, tuple(ordered_keys(bound) for bound in bounds))
+    return floats_of(low)
 
 
 def _correct_offset(offset, values, mask, count, cap):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from memcalib_jax.credit.channels import CHANNELS
+from memcalib_jax.credit.float_order import floats_of, ordered_keys
 
 
 def init_thresholds(*, initial: float = 0.02) -> jax.Array:
@@ -58,7 +59,7 @@ def update_thresholds(
 
 def _pool_quantile(scores_C_T, mask_C_T, quantile, axis_name):
     """Return each channel's quantile and count, [C] each; an empty pool's quantile is 0."""
-    keys = _ordered_keys(jnp.asarray(scores_C_T, jnp.float32))
+    keys = ordered_keys(jnp.asarray(scores_C_T, jnp.float32))
     keys = jnp.where(mask_C_T, keys, jnp.uint32(0xFFFFFFFF))  # above every number
     pooled = tuple(axis for axis in range(keys.ndim) if axis != keys.ndim - 2)
 
@@ -83,9 +84,9 @@ def _pool_quantile(scores_C_T, mask_C_T, quantile, axis_name):
     repeated = count_where(keys <= lower[:, None]) > rank + 1
     upper = jnp.where(repeated | (rank + 1 >= count), lower, above)
 
-    zero = _ordered_keys(jnp.float32(0))
-    lower = _floats_of(jnp.where(count > 0, lower, zero))
-    upper = _floats_of(jnp.where(count > 0, upper, zero))
+    zero = ordered_keys(jnp.float32(0))
+    lower = floats_of(jnp.where(count > 0, lower, zero))
+    upper = floats_of(jnp.where(count > 0, upper, zero))
     step = upper - lower
     # From the nearer neighbour, as numpy does: exact at both ends.
     value = jnp.where(fraction < 0.5, lower + step * fraction, upper - step * (1.0 - fraction))
@@ -112,15 +113,3 @@ def _quantile_rank(quantile, count_C):
     whole = (high << 1) | (low >> 31)
     fraction = (low & jnp.uint32(0x7FFFFFFF)).astype(jnp.float32) * 2.0**-31
     return whole.astype(jnp.int32), fraction
-
-
-def _ordered_keys(values):
-    """Map float32 to uint32 in the same order."""
-    bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
-    sign = jnp.uint32(0x80000000)
-    return jnp.where(bits & sign, ~bits, bits | sign)
-
-
-def _floats_of(keys):
-    sign = jnp.uint32(0x80000000)
-    return jax.lax.bitcast_convert_type(jnp.where(keys & sign, keys ^ sign, ~keys), jnp.float32)

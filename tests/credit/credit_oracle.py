@@ -1,5 +1,7 @@
 """MemCalib credit in float64 numpy by another route: loops, sorting, np.quantile."""
 
+import bisect
+
 import numpy as np
 
 SIGNS = {
@@ -35,19 +37,21 @@ def group_advantages(values_P_G, valid_P_G):
 
 
 def project(multipliers, cap=4.0):
-    """Bounded projection of one row by walking the sorted kinks of the piecewise linear sum."""
+    """Bounded projection of one row, from the sorted kinks of the piecewise linear sum."""
     multipliers = np.asarray(multipliers, np.float64)
-    kinks = np.unique(np.concatenate([multipliers, multipliers - cap]))
-    sums = [np.clip(multipliers - kink, 0, cap).sum() for kink in kinks]
-    total = float(len(multipliers))
+    count = len(multipliers)
     if cap == 1:
-        return np.ones(len(multipliers))
-    # The sums fall from cap * T to 0; the offset lies between two neighbouring kinks.
-    right = next(index for index, value in enumerate(sums) if value <= total)
-    left = right - 1
-    share = (sums[left] - total) / (sums[left] - sums[right])
-    offset = kinks[left] + share * (kinks[right] - kinks[left])
-    return np.clip(multipliers - offset, 0, cap)
+        return np.ones(count)
+
+    def total(offset):
+        return np.clip(multipliers - offset, 0, cap).sum()
+
+    # The sum falls from cap * count to 0; the offset lies between two neighbouring kinks.
+    kinks = np.unique(np.concatenate([multipliers, multipliers - cap]))
+    right = bisect.bisect_left(kinks, True, key=lambda kink: total(kink) <= count)
+    low, high = kinks[right - 1], kinks[right]
+    share = (total(low) - count) / (total(low) - total(high))
+    return np.clip(multipliers - low - share * (high - low), 0, cap)
 
 
 def thresholds(now, scores, mask, quantile=0.75, floor=0.02, decay=0.9, min_count=256):
