@@ -64,7 +64,7 @@ def main():
         raise common.UsageError("--top_p must be in (0, 1]")
     run_dir, path = pathlib.Path(FLAGS.run_dir), common.model_path()
     records = common.read_records(FLAGS.eval_file, held_out=True)
-    tokenizer, model_config = load_tokenizer(path), load_config(path)
+    model_config, tokenizer = load_config(path), load_tokenizer(path)
     prompts = common.fitting_prompts(tokenizer, records, FLAGS.representation, "evaluation")
     check_lengths(prompts, model_config)
     checkpoints, step = open_checkpoint(model_config) if FLAGS.checkpoint else (None, None)

@@ -19,7 +19,10 @@ class Checkpoints:
 
     def __init__(self, folder: pathlib.Path, *, keep: int = 2):
         self._manager = ocp.CheckpointManager(
-            folder.absolute(), item_names=(_PARAMS, _STATE, _DATA),
+            folder.absolute(),
+            item_handlers={_PARAMS: ocp.StandardCheckpointHandler(),
+                           _STATE: ocp.StandardCheckpointHandler(),
+                           _DATA: ocp.JsonCheckpointHandler()},
             options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=True))
 
     def latest(self) -> int | None:
@@ -33,7 +36,8 @@ class Checkpoints:
         """
         self._manager.save(step, args=ocp.args.Composite(
             params=ocp.args.StandardSave(state.params),
-            state=ocp.args.StandardSave(state.replace(params={})), data=ocp.args.JsonSave(data_state)), force=True)
+            state=ocp.args.StandardSave(state.replace(params={})),
+            data=ocp.args.JsonSave(data_state)), force=True)
         self._manager.wait_until_finished()
 
     def restore(self, step: int, like: TrainState) -> tuple[TrainState, dict]:

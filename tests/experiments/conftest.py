@@ -44,7 +44,8 @@ def tiny_model_dir(tmp_path_factory):
         pad_token="<|im_end|>", additional_special_tokens=["<|im_start|>"],
         chat_template=CHAT_TEMPLATE).save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": len(vocabulary), "hidden_size": HIDDEN,
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+        "vocab_size": len(vocabulary), "hidden_size": HIDDEN,
         "intermediate_size": 2 * HIDDEN, "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS, "num_key_value_heads": HEADS // 2,
         "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 2048,
