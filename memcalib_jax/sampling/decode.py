@@ -23,7 +23,7 @@ class Request:
     Attributes:
       key: random key.
       rule: temperature and truncation.
-      stop_ids: int32 `[N]`, each of which ends a response.
+      stop_ids: int32 `[N]`, each of which ends a response; -1, which no token is, pads them.
       max_tokens: int32 scalar, longest response.
     """
 

@@ -15,9 +15,13 @@ from memcalib_jax.sampling.decode import (
 from memcalib_jax.sampling.draw import Rule
 
 BLOCK_STEPS = 16
+PREFILL_TOKENS = 4096
+# Each further size is another program to compile: below these there is nothing to save. A step
+# of few rows takes as long as reading the weights does.
+FEWEST_ROWS = 16
 SMALLEST_TAIL = 128
 SMALLEST_PROMPT = 64
-PREFILL_TOKENS = 4096
+STOP_IDS_MULTIPLE = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +99,9 @@ def sample(params: dict, config: ModelConfig, prompts: Sequence[Sequence[int]], 
 
     rule = Rule(temperature=None if temperature == 0 else float(temperature),
                 top_p=None if top_p == 1 else float(top_p), top_k=top_k or None)
-    request = Request(key, rule, jnp.asarray(stop_ids, jnp.int32), jnp.asarray(max_tokens))
+    padding = [-1] * (_round_up(len(stop_ids) or 1, STOP_IDS_MULTIPLE) - len(stop_ids))
+    request = Request(key, rule, jnp.asarray(stop_ids + padding, jnp.int32),
+                      jnp.asarray(max_tokens))
     results = [[None] * num_samples for _ in prompts]
 
     def finish(slot: _Slot, row: int):
@@ -128,9 +134,8 @@ class _Run:
             for start in range(0, num_samples, self.group_size))
         self.params, self.config, self.request = params, config, request
         self.prompts, self.request_ids = prompts, request_ids
-        self.most_slots = max_rows // self.group_size
         self.longest_tail = _round_up(max_tokens, BLOCK_STEPS)
-        self.slots = [None] * self._slot_bucket(len(self.waiting))
+        self.slots = [None] * min(len(self.waiting), max_rows // self.group_size)
         self.tail_lengths = np.zeros(len(self.slots), np.int64)
         self.tail_size = self._tail_bucket(BLOCK_STEPS)
         self.rows = vacant_rows(
@@ -138,11 +143,8 @@ class _Run:
             prompt_size=max(_prompt_bucket(len(prompt)) for prompt in prompts),
             tail_size=self.tail_size)
 
-    def _slot_bucket(self, count):
-        return min(self.most_slots, 1 << (count - 1).bit_length())
-
     def _tail_bucket(self, length):
-        return min(self.longest_tail, max(SMALLEST_TAIL, 1 << (length - 1).bit_length()))
+        return max(SMALLEST_TAIL, min(self.longest_tail, 1 << (length - 1).bit_length()))
 
     def live_slots(self):
         return [i for i, slot in enumerate(self.slots) if slot is not None]
@@ -209,7 +211,10 @@ class _Run:
         live = self.live_slots()
         longest = int(max(self.tail_lengths[live]))
         tail_size = self._tail_bucket(longest + BLOCK_STEPS)
-        num_slots = min(len(self.slots), self._slot_bucket(len(live)))
+        num_slots = len(self.slots)
+        while (half := -(-num_slots // 2)) >= len(live) and num_slots > 1 and (
+                half * self.group_size >= FEWEST_ROWS):
+            num_slots = half
         if (num_slots, tail_size) == (len(self.slots), self.tail_size):
             return
         kept = list(range(len(self.slots)))
