@@ -260,7 +260,7 @@ def memcalib_advantages(
             ~jnp.any(found.scores > 0, axis=-1),
             ~direction_gate,
         ],
-        jnp.arange(1, 7, dtype=jnp.int8),
+        [jnp.int8(code) for code in range(1, 7)],
         jnp.int8(0),
     )
     localized = fallback == 0
@@ -269,8 +269,10 @@ def memcalib_advantages(
         proportional_multipliers(found.scores, localized_mask), localized_mask, cap=config.cap
     )
 
-    # The uniform part stays apart: what is not localized equals GDPO to the bit.
-    strength = weigh_channels(advantages, config.channel_weights) * jnp.asarray(config.eta)
+    # Apart from the uniform part, so that the mean does not hang on how eta and 1 - eta round.
+    strength = weigh_channels(advantages, config.channel_weights) * jnp.asarray(
+        config.eta, jnp.float32
+    )
     moved = jnp.where(localized_mask, strength[..., None] * (multipliers - 1.0), 0.0)
     token_advantages = (totals[..., None] + jnp.sum(moved, axis=-2)) / rms
     token_advantages = jnp.where(mask & valid[..., None], token_advantages, 0.0)

@@ -148,6 +148,11 @@ def test_a_pool_spread_over_mapped_axes(parts):
     np.testing.assert_array_equal(spread, np.broadcast_to(whole, spread.shape))
 
 
+def test_nothing_is_sorted():
+    program = update_thresholds.lower(init_thresholds(), *pool(np.arange(300.0))).as_text()
+    assert "stablehlo.while" in program and "sort" not in program
+
+
 def test_a_quantile_outside_its_range_is_refused():
     with pytest.raises(ValueError, match="quantile must lie in .0, 1., got 75"):
         memcalib_jax.update_thresholds(init_thresholds(), *pool([1.0]), quantile=75)
