@@ -66,7 +66,8 @@ def main():
             name: jax.device_put(array, NamedSharding(mesh, specs[name]))
             for name, array in case.items()
         }
-        for result in (jax.jit(by_hand)(case), jax.jit(step, static_argnums=1)(placed, granularity)):
+        by_compiler = jax.jit(step, static_argnums=1)(placed, granularity)
+        for result in (jax.jit(by_hand)(case), by_compiler):
             np.testing.assert_allclose(result[0], whole[0], atol=2e-6)
             np.testing.assert_allclose(result[1], whole[1], atol=1e-6)
             np.testing.assert_allclose(result[2], whole[2], rtol=3e-7)

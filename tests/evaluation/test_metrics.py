@@ -92,7 +92,7 @@ def test_mean_and_std_over_seeds():
         ([[0]], [[0]], [[True]], [False], "none of the 1 responses is valid"),
         (np.zeros((0, 2)), np.zeros((0, 2)), np.zeros((0, 2)), None, "none of the 0 responses"),
         ([[0], [1]], [[0], [1]], [[True], [False]], None, "response 1 is valid but has no atoms"),
-        ([[0], [3]], [[0], [0]], [[True], [True]], None, "ideal_N_A: atom 0 of response 1 has .* 3"),
+        ([[0], [3]], [[0], [0]], [[1], [1]], None, "ideal_N_A: atom 0 of response 1 has .* 3"),
         ([[0, 1]], [[0, -1]], [[1, 1]], None, "actual_N_A: atom 1 of response 0 has level -1"),
         ([[0, 1]], [[0]], [[1, 1]], None, r"actual_N_A must have shape \(1, 2\), got \(1, 1\)"),
         ([0, 1], [0, 1], [1, 1], None, r"atom_mask_N_A must be \[responses, atoms\]"),
