@@ -77,7 +77,7 @@ def make_smollm2():
     with torch.no_grad():
         logits, _ = torch_models.run(torch_models.from_gguf(path), tokens[None],
                                      np.array([len(tokens)]))
-    log_probs = torch.log_softmax(logits[0, :-1], dim=-1).numpy()
+    log_probs = torch.log_softmax(logits[0, :-1].double(), dim=-1).numpy()
     np.savez_compressed(HERE / "smollm2.npz", text=json.dumps(TEXT), tokens=tokens,
                         log_probs=log_probs[np.arange(len(tokens) - 1), tokens[1:]])
 
