@@ -100,6 +100,8 @@ def test_sliding_window_not_in_use(tmp_path):
     ("qwen2_tied", {"rope_parameters": None, "rope_scaling": {"type": "yarn"}}, "yarn"),
     ("qwen2_tied", {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
      "full_attention"),
+    ("qwen2_tied", {"rope_parameters": "yarn"}, "yarn"),
+    ("qwen3_tied", {"layer_types": ["full_attention", "linear_attention"]}, "sliding_window"),
     ("llama_tied", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ("qwen2_tied", {"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window"),
     ("qwen3_tied", {"layer_types": None, "use_sliding_window": True, "sliding_window": 8,

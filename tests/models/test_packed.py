@@ -21,7 +21,8 @@ ROW_SIZE = 24
 
 
 def random_params(config, seed=0):
-    shapes, tree = jax.tree.flatten(config.parameter_shapes(), is_leaf=lambda x: isinstance(x, tuple))
+    shapes, tree = jax.tree.flatten(config.parameter_shapes(),
+                                    is_leaf=lambda x: isinstance(x, tuple))
     random = np.random.RandomState(seed)
     return jax.tree.unflatten(tree, [
         jnp.asarray(random.standard_normal(shape) * 0.4, jnp.float32) for shape in shapes])

@@ -5,25 +5,27 @@ import pytest
 
 from memcalib_jax import models
 
-TEXTS = ("It's 2026.", "don't  stop\n\n  now", "x = 12345;\n\treturn  y", "naïve café — 你好 🙂")
+TEXTS = ("It's 2026.", "don't  stop\n\n  now", "x = 12345;\n\treturn  y",
+         "naïve café — 你好 🙂")
 
 
-def write_byte_level(path, pre, merges=(), extra=()):
+def write_byte_level(path, pre, merges=(), add_bos=False):
     """Writes a GGUF file with a byte-level vocabulary and no tensors."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     alphabet = list(bytes_to_unicode().values())
-    special = ["<|end|>", "<think>", *extra]
+    special = ["<|end|>", "<think>"]
     tokens = alphabet + ["".join(merge.split(" ")) for merge in merges] + special
-    types = [1] * (len(tokens) - len(special)) + [3, 4] + [1] * len(extra)
+    types = [1] * (len(tokens) - len(special)) + [3, 4]
     writer = gguf.GGUFWriter(path, "qwen2")
-    writer.add_context_length(128)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     writer.add_token_merges(list(merges))
     writer.add_eos_token_id(tokens.index("<|end|>"))
+    writer.add_bos_token_id(tokens.index("!"))
+    writer.add_add_bos_token(add_bos)
     writer.add_chat_template("{% for m in messages %}{{ m['content'] }}<|end|>{% endfor %}")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -72,11 +74,18 @@ def test_merges_and_special_tokens(tmp_path):
     assert words(tokenizer, "abcab<think>ab<|end|>12") == [
         "abc", "ab", "<think>", "ab", "<|end|>", "1", "2"]
     assert tokenizer.eos_token == "<|end|>"
-    assert tokenizer.all_special_tokens == ["<|end|>"]
+    assert set(tokenizer.all_special_tokens) == {"<|end|>", "!"}
     assert tokenizer.decode(tokenizer("ab<|end|>")["input_ids"], skip_special_tokens=True) == "ab"
     assert tokenizer.apply_chat_template(
         [{"role": "user", "content": "abc"}], return_dict=False) == [
             *tokenizer("abc<|end|>")["input_ids"]]
+
+
+@pytest.mark.parametrize("add_bos", [False, True])
+def test_bos_is_added_where_the_file_says_so(add_bos, tmp_path):
+    tokenizer = models.load_tokenizer(
+        write_byte_level(tmp_path / "t.gguf", "qwen2", add_bos=add_bos))
+    assert words(tokenizer, "ab") == ["!"] * add_bos + ["a", "b"]
 
 
 def test_qwen_normalizes(tmp_path):

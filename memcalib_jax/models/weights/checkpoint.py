@@ -105,22 +105,28 @@ def make_config(path: Path, family: str, settings: dict, *, tie_embeddings: bool
     Args:
       path: where the settings come from, for messages.
       family: a key of `FAMILIES`.
-      settings: a number for each key of `SETTINGS`; None for what the file does not say.
+      settings: a number for each key of `SETTINGS`; None where the checkpoint has none, which
+        `num_kv_heads`, `head_dim` and `rope_theta` allow.
       tie_embeddings: the head is the embedding.
       eos_ids: ids that end a response, in any order, repeated or not.
     """
-    for name, value in settings.items():
-        if value is None:
-            raise ModelError(f"{path}: the model's settings lack {_called(name)}")
+    traits = FAMILIES[family]
+    numbers = {"rope_theta": 10000.0} | {
+        name: value for name, value in settings.items() if value is not None}
+    for name in SETTINGS.keys() - numbers.keys() - {"num_kv_heads", "head_dim"}:
+        raise ModelError(f"{path}: the model's settings lack {_called(name)}")
+    for name, value in numbers.items():
         kind = float if name in ("norm_eps", "rope_theta") else int
         if isinstance(value, bool) or not isinstance(value, (int, kind)) or value <= 0:
             raise ModelError(f"{path}: {_called(name)} must be a positive {kind.__name__}, "
                              f"not {value!r}")
-    traits = FAMILIES[family]
+    numbers.setdefault("num_kv_heads", numbers["num_heads"])
+    numbers.setdefault("head_dim",
+                       traits.head_dim or numbers["hidden_size"] // numbers["num_heads"])
     try:
         return ModelConfig(
             family=family, attention_bias=traits.attention_bias, qk_norm=traits.qk_norm,
-            tie_embeddings=tie_embeddings, eos_ids=tuple(sorted(set(eos_ids))), **settings)
+            tie_embeddings=tie_embeddings, eos_ids=tuple(sorted(set(eos_ids))), **numbers)
     except ValueError as error:
         raise ModelError(f"{path}: {error}") from error
 

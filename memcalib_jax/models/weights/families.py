@@ -28,7 +28,7 @@ class Family:
       architecture: the class a config.json names; a GGUF file names the family itself.
       attention_bias: q, k and v have biases.
       qk_norm: q and k are normalized per head.
-      head_dim: size of a head where a config.json leaves it out; None for hidden / heads.
+      head_dim: size of a head where a checkpoint leaves it out; None for hidden / heads.
       interleaved_in_gguf: GGUF stores the rows of q and k in rotary pairs (2i, 2i + 1) instead
         of halves.
     """

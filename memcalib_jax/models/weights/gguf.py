@@ -1,4 +1,4 @@
-"""Reading a GGUF file: settings and (de)quantized tensors."""
+"""Reading a GGUF file: settings, and tensors that are dequantized when read."""
 
 from pathlib import Path
 
@@ -9,7 +9,6 @@ from memcalib_jax.models.weights.checkpoint import (
     Checkpoint, ModelError, StoredTensor, make_config)
 from memcalib_jax.models.weights.families import FAMILIES, PARAMETERS, SETTINGS
 
-_DEFAULTS = {"rope_theta": 10000.0}
 _EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
 
 
@@ -45,14 +44,10 @@ def open_file(path: Path) -> Checkpoint:
         raise ModelError(f"{path}: one of several parts; merge them into one file first")
     stored = {tensor.name: tensor for tensor in reader.tensors}
     embed, head = (PARAMETERS[name].names.gguf for name in ("embed", "head"))
-    numbers = {field: setting(reader, f"{family}.{names.gguf}", _DEFAULTS.get(field))
+    numbers = {field: setting(reader, f"{family}.{names.gguf}")
                for field, names in SETTINGS.items()}
     if numbers["vocab_size"] is None and embed in stored:
         numbers["vocab_size"] = int(stored[embed].shape[-1])
-    if numbers["num_kv_heads"] is None:
-        numbers["num_kv_heads"] = numbers["num_heads"]
-    if numbers["head_dim"] is None and numbers["hidden_size"] and numbers["num_heads"]:
-        numbers["head_dim"] = numbers["hidden_size"] // numbers["num_heads"]
     config = make_config(
         path, family, numbers, tie_embeddings=head not in stored,
         eos_ids=[i for i in (setting(reader, key) for key in _EOS_KEYS) if i is not None])
@@ -81,7 +76,7 @@ def _refuse_unsupported(reader, config, stored, path):
 
 
 def _tensor(tensor, config):
-    """Returns a stored tensor, dequantized and in halves when read."""
+    """Returns a stored tensor as the rest of the house has it, dequantized when read."""
     heads = {PARAMETERS[f"layers/{x}"].names.gguf.removeprefix("blk.{}."): n
              for x, n in (("q", config.num_heads), ("k", config.num_kv_heads))}
     kind = tensor.name.partition(".")[2].partition(".")[2]

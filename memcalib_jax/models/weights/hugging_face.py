@@ -11,7 +11,6 @@ from memcalib_jax.models.weights.checkpoint import (
 from memcalib_jax.models.weights.families import FAMILIES, PARAMETERS, SETTINGS
 
 _FAMILY_OF = {family.architecture: name for name, family in FAMILIES.items()}
-_DEFAULTS = {"norm_eps": 1e-6, "rope_theta": 10000.0}
 _FLOATING = ("F64", "F32", "F16", "BF16")
 # Buffers that old versions of transformers wrote beside the parameters.
 _BUFFERS = (".rotary_emb.inv_freq",)
@@ -52,24 +51,20 @@ def read_config(settings: dict, path: Path, *, eos_ids=()):
     if len(architectures) != 1 or architectures[0] not in _FAMILY_OF:
         found = ", ".join(map(str, architectures)) or "(none named)"
         raise ModelError(f"{path}: unknown architecture {found}; known: {', '.join(_FAMILY_OF)}")
-    name = _FAMILY_OF[architectures[0]]
+    family = _FAMILY_OF[architectures[0]]
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
-    _refuse_unsupported(settings, rope, name, path)
+    if not isinstance(rope, dict):
+        raise ModelError(f"{path}: rope_parameters must be an object, not {rope!r}")
     numbers = {field: settings.get(names.hugging_face) for field, names in SETTINGS.items()}
     numbers["rope_theta"] = rope.get("rope_theta", numbers["rope_theta"])
-    for field, value in _DEFAULTS.items():
-        numbers[field] = value if numbers[field] is None else numbers[field]
-    if numbers["num_kv_heads"] is None:
-        numbers["num_kv_heads"] = numbers["num_heads"]
-    if numbers["head_dim"] is None:
-        numbers["head_dim"] = FAMILIES[name].head_dim or (
-            numbers["hidden_size"] and numbers["num_heads"]
-            and numbers["hidden_size"] // numbers["num_heads"])
-    return make_config(path, name, numbers, eos_ids=eos_ids,
-                       tie_embeddings=bool(settings.get("tie_word_embeddings", False)))
+    numbers["norm_eps"] = 1e-6 if numbers["norm_eps"] is None else numbers["norm_eps"]
+    config = make_config(path, family, numbers, eos_ids=eos_ids,
+                         tie_embeddings=bool(settings.get("tie_word_embeddings", False)))
+    _refuse_unsupported(settings, rope, config, path)
+    return config
 
 
-def _refuse_unsupported(settings, rope, family, path):
+def _refuse_unsupported(settings, rope, config, path):
     def refuse(key, value, allowed):
         raise ModelError(f"{path}: {key} is {value!r}, which is not supported; {allowed}")
 
@@ -88,18 +83,20 @@ def _refuse_unsupported(settings, rope, family, path):
         refuse("partial_rotary_factor", partial, "only 1.0 is")
     for key in ("attention_bias", "mlp_bias"):
         # Qwen2 always has its q, k and v biases and does not read the key.
-        if settings.get(key) and not FAMILIES[family].attention_bias:
+        if settings.get(key) and not config.attention_bias:
             refuse(key, settings[key], "only false is for this family")
-    if family != "llama" and _slides(settings):
-        refuse("sliding_window", settings.get("sliding_window"), "only full attention is")
+    if config.family != "llama" and _slides(settings, config):
+        refuse("layer_types or sliding_window",
+               settings.get("layer_types") or settings.get("sliding_window"),
+               "only full attention is")
 
 
-def _slides(settings):
-    """Says whether any layer attends to a sliding window; the llama forward never does."""
+def _slides(settings, config):
+    """Says whether any layer's attention is not full (a llama's always is)."""
     if settings.get("layer_types"):
-        return "sliding_attention" in settings["layer_types"]
+        return set(settings["layer_types"]) != {"full_attention"}
     return bool(settings.get("use_sliding_window") and settings.get("sliding_window")
-                and settings.get("max_window_layers", 28) < settings.get("num_hidden_layers", 0))
+                and settings.get("max_window_layers", 28) < config.num_layers)
 
 
 def _open_tensors(folder):
@@ -112,7 +109,8 @@ def _open_tensors(folder):
     for file, listed in shards.items():
         for name, tensor in _open_file(folder / file).items():
             if name in tensors:
-                raise ModelError(f"{folder}: {name} is stored twice, in {found_in[name]} and {file}")
+                raise ModelError(
+                    f"{folder}: {name} is stored twice, in {found_in[name]} and {file}")
             tensors[name], found_in[name] = tensor, file
         astray = sorted(name for name in listed if found_in.get(name) != file)
         if astray:

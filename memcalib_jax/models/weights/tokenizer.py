@@ -68,13 +68,14 @@ def _from_gguf(path):
         index = metadata(f"ggml.{key}_token_id")
         if index is not None:
             special[f"{name}_token"] = tokens[index]
+    architecture = setting(reader, "general.architecture")
     return PreTrainedTokenizerFast(
-        tokenizer_object=_byte_level(tokens, metadata("ggml.merges"),
+        tokenizer_object=_byte_level(tokens, metadata("ggml.merges", ()),
                                      metadata("ggml.token_type", ()), splits),
         chat_template=metadata("chat_template"),
         add_bos_token=bool(metadata("ggml.add_bos_token", False)),
         add_eos_token=bool(metadata("ggml.add_eos_token", False)),
-        model_max_length=setting(reader, f"{setting(reader, 'general.architecture')}.context_length"),
+        model_max_length=setting(reader, f"{architecture}.context_length"),
         clean_up_tokenization_spaces=False, **special)
 
 
