@@ -37,22 +37,36 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
     """Returns softmax(q k / sqrt(d)) v for grouped queries.
 
     Args:
-      q: float `[..., T, K, R, d]`, R query heads for each of K key heads.
-      k, v: `[..., S, K, d]`; products take their dtype, softmax is float32.
-      mask: bool `[..., T, S]`, true where a query may see a key. A query that may see nothing
-        gets a finite value without meaning.
+      q: float `[T, K, R, d]`, R query heads for each of K key heads.
+      k, v: `[S, K, d]`; products take their dtype, softmax is float32.
+      mask: bool `[T, S]`, true where a query may see a key. A query that may see nothing gets a
+        finite value without meaning.
 
     Returns:
-      float32 `[..., T, K, R, d]`.
+      float32 `[T, K, R, d]`.
     """
+    length, num_kv_heads, repeats, head_dim = q.shape
     precision = jax.lax.Precision.HIGHEST if k.dtype == jnp.float32 else None
-    q = (q * q.shape[-1] ** -0.5).astype(k.dtype)
-    scores = jnp.einsum("...tkrd,...skd->...krts", q, k, precision=precision,
-                        preferred_element_type=jnp.float32)
-    scores = jnp.where(mask[..., None, None, :, :], scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    return jnp.einsum("...krts,...skd->...tkrd", weights, v, precision=precision,
-                      preferred_element_type=jnp.float32)
+
+    def products(first, second):  # one matrix product a key head, the repeats folded into rows
+        return jnp.matmul(first.reshape(num_kv_heads, repeats * length, -1), second,
+                          precision=precision, preferred_element_type=jnp.float32)
+
+    q = (q * head_dim ** -0.5).astype(k.dtype).transpose(1, 2, 0, 3)
+    scores = products(q, k.transpose(1, 2, 0)).reshape(num_kv_heads, repeats, length, -1)
+    scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+    highest = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
+    weights = jnp.exp(scores - highest)
+    mixed = products(weights.astype(v.dtype), v.transpose(1, 0, 2))
+    mixed = mixed.reshape(num_kv_heads, repeats, length, head_dim)
+    return (mixed / weights.sum(-1, keepdims=True)).transpose(2, 0, 1, 3)
+
+
+def _one_by_one(function, *trees):
+    """Maps over the leading axis: in turn on a CPU, whose cache holds one segment's scores."""
+    if jax.default_backend() == "cpu":
+        return jax.lax.map(lambda slices: function(*slices), trees)
+    return jax.vmap(function)(*trees)
 
 
 def _key_indices(start, length, ancestor_start, ancestor_length, query_size, context_size):
@@ -61,36 +75,32 @@ def _key_indices(start, length, ancestor_start, ancestor_length, query_size, con
     Returns int32 indices into the bin and a bool validity, both `[context_size + query_size]`.
     """
     ends = jnp.cumsum(ancestor_length)
-    seen = ends[-1]
-    place = jnp.arange(context_size) - (context_size - seen)
-    ancestor = jnp.searchsorted(ends, jnp.maximum(place, 0), side="right")
-    ancestor = jnp.minimum(ancestor, ends.shape[0] - 1)
+    place = jnp.arange(context_size) - (context_size - ends[-1])
+    ancestor = jnp.sum(jnp.maximum(place, 0)[:, None] >= ends[:-1], axis=1)
     offset = place - (ends - ancestor_length)[ancestor]
     own = jnp.arange(query_size)
     index = jnp.concatenate([ancestor_start[ancestor] + offset, start + own])
     return index, jnp.concatenate([place >= 0, own < length])
 
 
-def _attend_bin(q, k, v, segments: Segments):
-    """Attends one bin: q `[N, H, d]`, k and v `[N, K, d]`; returns float32 `[S, T, H, d]`."""
-    query_size, context_size = segments.query_size, segments.context_size
-    num_tokens, num_heads, head_dim = q.shape
-    num_kv_heads = k.shape[1]
+def _attend_group(q, k, v, segments: Segments):
+    """Attends a bin's segments of one shape.
 
-    def one_layout(start, length, ancestor_start, ancestor_length):
+    Takes q `[N, K, R, d]`, k and v `[N, K, d]`; returns float32 `[S, T, K, R, d]`.
+    """
+    query_size, context_size = segments.query_size, segments.context_size
+    causal = (jnp.arange(context_size + query_size)[None, :]
+              <= jnp.arange(query_size)[:, None] + context_size)
+
+    def one_segment(start, length, ancestor_start, ancestor_length):
         index, valid = _key_indices(start, length, ancestor_start, ancestor_length,
                                     query_size, context_size)
-        causal = (jnp.arange(context_size + query_size)[None, :]
-                  <= jnp.arange(query_size)[:, None] + context_size)
-        return jnp.clip(index, 0, num_tokens - 1), valid[None, :] & causal
+        queries = jnp.take(q, start + jnp.arange(query_size), axis=0, mode="clip")
+        keys, values = (jnp.take(x, index, axis=0, mode="clip") for x in (k, v))
+        return attend(queries, keys, values, valid[None, :] & causal)
 
-    key_index, mask = jax.vmap(one_layout)(
-        segments.start, segments.length, segments.ancestor_start, segments.ancestor_length)
-    query_index = jnp.clip(segments.start[:, None] + jnp.arange(query_size), 0, num_tokens - 1)
-    queries = q[query_index].reshape(
-        *query_index.shape, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    mixed = attend(queries, k[key_index], v[key_index], mask)
-    return mixed.reshape(*query_index.shape, num_heads, head_dim)
+    return _one_by_one(one_segment, segments.start, segments.length,
+                       segments.ancestor_start, segments.ancestor_length)
 
 
 def packed_attention(q: jax.Array, k: jax.Array, v: jax.Array,
@@ -105,15 +115,16 @@ def packed_attention(q: jax.Array, k: jax.Array, v: jax.Array,
     Returns:
       float32 `[bins, N, H, d]`; 0 for tokens of no segment.
     """
-    num_tokens = q.shape[1]
+    num_tokens, num_kv_heads = q.shape[1], k.shape[2]
 
     def one_bin(q, k, v, groups):
+        q = q.reshape(num_tokens, num_kv_heads, -1, q.shape[-1])
         out = jnp.zeros(q.shape, jnp.float32)
         for segments in groups:
             own = jnp.arange(segments.query_size)
             place = jnp.where(own < segments.length[:, None],
                               segments.start[:, None] + own, num_tokens)
-            out = out.at[place].set(_attend_bin(q, k, v, segments), mode="drop")
+            out = out.at[place].set(_attend_group(q, k, v, segments), mode="drop")
         return out
 
-    return jax.vmap(one_bin)(q, k, v, groups)
+    return _one_by_one(one_bin, q, k, v, groups).reshape(q.shape)
