@@ -14,7 +14,7 @@ from absl import app, flags, logging
 from memcalib_jax.api import BackgroundLoop, ChatClient, ChatError, ChatSettings
 from memcalib_jax.data import Record, RecordError, load_records, sample_path, stratified_split
 from memcalib_jax.judge import DEFAULT_INSTRUCTIONS, Judge, load_instructions
-from memcalib_jax.models import ModelError, default_model_path
+from memcalib_jax.models import ModelConfig, ModelError, default_model_path
 from memcalib_jax.training.logging import write_json
 from memcalib_jax.training.rollouts import Prompt, render_prompts
 from memcalib_jax.training.step import NoValidResponse
@@ -118,6 +118,23 @@ def fitting_prompts(tokenizer, records: Sequence[Record], representation: str,
               f"--max_prompt_tokens={FLAGS.max_prompt_tokens}: {', '.join(too_long[:5])}"
               + (" ..." if len(too_long) > 5 else ""))
     return prompts
+
+
+def check_lengths(prompts: list[Prompt], config: ModelConfig):
+    """Refuses prompts that leave nothing to do, or no room for a response.
+
+    Raises:
+      UsageError: there are no prompts, or the longest with its response exceeds the model.
+    """
+    if not prompts:
+        raise UsageError(
+            f"no prompt is within --max_prompt_tokens={FLAGS.max_prompt_tokens}")
+    longest = max(len(prompt.tokens) for prompt in prompts)
+    if longest + FLAGS.max_response_tokens > config.max_positions:
+        raise UsageError(
+            f"the longest prompt has {longest} tokens; with --max_response_tokens="
+            f"{FLAGS.max_response_tokens} it exceeds the model's {config.max_positions} positions: "
+            "lower --max_prompt_tokens or --max_response_tokens")
 
 
 def claim_run_dir(run_dir: pathlib.Path, config: dict, *, may_change: Sequence[str]):

@@ -66,7 +66,7 @@ def main():
     records = common.read_records(FLAGS.eval_file, held_out=True)
     model_config, tokenizer = load_config(path), load_tokenizer(path)
     prompts = common.fitting_prompts(tokenizer, records, FLAGS.representation, "evaluation")
-    check_lengths(prompts, model_config)
+    common.check_lengths(prompts, model_config)
     checkpoints, step = open_checkpoint(model_config) if FLAGS.checkpoint else (None, None)
     config = common.flag_values() | {
         "model_path": str(path), "checkpoint_step": step, "prompts_sha256": digest(prompts)}
@@ -113,23 +113,6 @@ def main():
     background.close()
     print(f"\n{report.table(results)}\n\nresults.json, results.png and every response and judgment "
           f"are in {run_dir}")
-
-
-def check_lengths(prompts: list[Prompt], config: ModelConfig):
-    """Refuses prompts that leave nothing to do, or no room for a response.
-
-    Raises:
-      UsageError: there are no prompts, or the longest with its response exceeds the model.
-    """
-    if not prompts:
-        raise common.UsageError(
-            f"no prompt is within --max_prompt_tokens={FLAGS.max_prompt_tokens}")
-    longest = max(len(prompt.tokens) for prompt in prompts)
-    if longest + FLAGS.max_response_tokens > config.max_positions:
-        raise common.UsageError(
-            f"the longest prompt has {longest} tokens; with --max_response_tokens="
-            f"{FLAGS.max_response_tokens} it exceeds the model's {config.max_positions} positions: "
-            "lower --max_prompt_tokens or --max_response_tokens")
 
 
 def digest(prompts: list[Prompt]) -> str:

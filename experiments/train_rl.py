@@ -14,7 +14,7 @@ from absl import flags
 
 from experiments import common
 from memcalib_jax.credit import CreditConfig
-from memcalib_jax.models import load, load_tokenizer
+from memcalib_jax.models import load, load_config, load_tokenizer
 from memcalib_jax.training.advantages import METHODS
 from memcalib_jax.training.loop import LoopConfig, train
 from memcalib_jax.training.rollouts import Policy, SamplingConfig
@@ -100,10 +100,11 @@ def main():
     eval_records = []
     if FLAGS.eval_file or not FLAGS.train_file:
         eval_records = common.read_records(FLAGS.eval_file, held_out=True)
-    tokenizer = load_tokenizer(path)
+    model_config, tokenizer = load_config(path), load_tokenizer(path)
     prompts = common.fitting_prompts(tokenizer, records, FLAGS.representation, "training")
     eval_prompts = common.fitting_prompts(
         tokenizer, eval_records, FLAGS.eval_representation, "evaluation")
+    common.check_lengths(prompts + eval_prompts, model_config)
     if len(prompts) < FLAGS.num_prompts:
         raise common.UsageError(
             f"{len(prompts)} training prompts cannot fill a step of "
@@ -120,7 +121,7 @@ def main():
         return
     common.claim_run_dir(run_dir, config, may_change=MAY_CHANGE)
 
-    params, model_config = load(path, dtype=jnp.float32)
+    params, _ = load(path, dtype=jnp.float32)
     policy = Policy(params, model_config, tokenizer)
     train(loop, settings, policy, prompts, eval_prompts, judge, background)
     background.submit(client.aclose()).result()
