@@ -192,7 +192,7 @@ def run(main: Callable[[], None]):
         try:
             main()
         except (UsageError, RecordError, ModelError, ChatError, NoValidResponse,
-                FloatingPointError) as error:
+                FloatingPointError, OSError) as error:
             return _fail(str(error))
         except KeyboardInterrupt:
             print("\nstopped; the same command goes on from what is saved", file=sys.stderr)

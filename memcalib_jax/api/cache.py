@@ -29,7 +29,6 @@ class ReplyCache:
 
     def __init__(self, folder: str | os.PathLike):
         self._folder = Path(folder)
-        self._folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, key: str) -> str | None:
         """Reads the reply's text; None where there is none, or no whole one."""
@@ -43,7 +42,7 @@ class ReplyCache:
     def put(self, key: str, text: str) -> None:
         """Writes the reply whole or not at all."""
         path = self._path(key)
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
         try:
             with os.fdopen(handle, "w", encoding="ascii") as file:
