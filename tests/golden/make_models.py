@@ -65,7 +65,7 @@ def make_case(name, seed):
     logits, total = torch_models.run(model, tokens, lengths)
     total.backward()
     gradients = {f"gradient {key}": value.grad.numpy() for key, value in model.named_parameters()
-                 if key.endswith(GRADIENTS)}
+                 if name in tiny_models.WITH_GRADIENTS and key.endswith(GRADIENTS)}
     np.savez_compressed(
         HERE / f"{name}.npz", config=config_json, shapes=json.dumps(shapes), seed=seed,
         tokens=tokens, lengths=lengths, logits=logits.detach().numpy(), **gradients)
@@ -75,8 +75,8 @@ def make_smollm2():
     path = models.default_model_path()
     tokens = np.array(models.load_tokenizer(path)(TEXT)["input_ids"], np.int32)
     with torch.no_grad():
-        logits, _ = torch_models.run(torch_models.from_gguf(path), tokens[None],
-                                     np.array([len(tokens)]))
+        model = torch_models.from_gguf(path, "llama", num_layers=30)
+        logits, _ = torch_models.run(model, tokens[None], np.array([len(tokens)]))
     log_probs = torch.log_softmax(logits[0, :-1].double(), dim=-1).numpy()
     np.savez_compressed(HERE / "smollm2.npz", text=json.dumps(TEXT), tokens=tokens,
                         log_probs=log_probs[np.arange(len(tokens) - 1), tokens[1:]])

@@ -60,7 +60,7 @@ def test_live_transformers(smollm2):
     import torch_models
 
     params, config, tokenizer = smollm2
-    reference = torch_models.from_gguf(models.default_model_path())
+    reference = torch_models.from_gguf(models.default_model_path(), "llama", num_layers=30)
     for text in TEXTS:
         tokens = tokenizer(text)["input_ids"]
         with torch.no_grad():

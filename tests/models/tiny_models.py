@@ -16,6 +16,8 @@ from memcalib_jax.models.weights.families import PARAMETERS, flat_shapes
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = ("llama_tied", "llama_untied", "llama_wide_heads", "qwen2_tied", "qwen2_untied",
          "qwen3_tied", "qwen3_untied")
+# Gradients take long to compile: one case of each family, heads tied and not.
+WITH_GRADIENTS = ("llama_tied", "qwen2_untied", "qwen3_tied")
 
 
 def golden(name: str) -> dict:

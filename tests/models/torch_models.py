@@ -20,13 +20,14 @@ def from_tensors(config, tensors: dict):
     return model.eval()
 
 
-def from_gguf(path):
+def from_gguf(path, family: str, num_layers: int):
     """Returns a GGUF file as transformers reads it, in float32."""
-    settings = load_gguf_checkpoint(str(path))["config"]
-    config = transformers.AutoConfig.for_model(**settings)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    tensors = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
-    return from_tensors(config, {key: value.numpy() for key, value in tensors.items()})
+    with torch.device("meta"):  # only for its tensors' names
+        unfilled = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(family, num_hidden_layers=num_layers))
+    read = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=unfilled)
+    return from_tensors(transformers.AutoConfig.for_model(**read["config"]),
+                        {key: value.numpy() for key, value in read["tensors"].items()})
 
 
 def run(model, tokens: np.ndarray, lengths: np.ndarray):

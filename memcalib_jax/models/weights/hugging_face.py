@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from memcalib_jax.models.config import ModelConfig
 from memcalib_jax.models.weights.checkpoint import (
     Checkpoint, ModelError, StoredTensor, make_config)
 from memcalib_jax.models.weights.families import FAMILIES, PARAMETERS, SETTINGS
@@ -19,7 +20,8 @@ _BUFFERS = (".rotary_emb.inv_freq",)
 def open_folder(folder: Path) -> Checkpoint:
     """Opens a folder with config.json and model.safetensors, whole or in shards.
 
-    Reads headers only. The config's `eos_ids` come from config.json and generation_config.json.
+    Reads headers only, except for a head stored beside tied embeddings, which is compared. The
+    config's `eos_ids` come from config.json and generation_config.json.
 
     Raises:
       ModelError: a file is missing or damaged, or the model is not of a known family.
@@ -41,7 +43,7 @@ def open_folder(folder: Path) -> Checkpoint:
     return Checkpoint(folder, "hugging_face", config, tensors)
 
 
-def read_config(settings: dict, path: Path, *, eos_ids=()):
+def read_config(settings: dict, path: Path, *, eos_ids=()) -> ModelConfig:
     """Returns the ModelConfig that the `settings` of a config.json describe.
 
     Raises:
