@@ -36,7 +36,7 @@ fi
 judge=("--judge_url=http://127.0.0.1:$(cat "$port_file")/v1" --judge_model=lexical-stand-in
     --judge_requests_per_minute=100000)
 evaluate=("$VENV_PYTHON" -m experiments.evaluate "${judge[@]}" --dtype=float32 --num_seeds=2
-    --max_response_tokens=96)
+    --max_response_tokens=96 --temperature=0.6)
 
 say "1/4 Evaluating the model as it is, on 12 held-out sample records."
 "${evaluate[@]}" --run_dir="$run_dir/before"
