@@ -19,6 +19,33 @@ def contract(pattern: str, x: jax.Array, weight: jax.Array) -> jax.Array:
                       preferred_element_type=jnp.float32)
 
 
+def project(x: jax.Array, layer: dict, name: str, *, input_axes: int = 1) -> jax.Array:
+    """Returns the projection `name` of `x`, plus its bias and its low-rank adapter if any.
+
+    Args:
+      x: float `[..., inputs]`, whose last `input_axes` axes are the inputs.
+      layer: holds `name [inputs, outputs]` and maybe `name_bias [outputs]` and the adapter
+        `name_lora_a [inputs, r]`, `name_lora_b [r, outputs]`; inputs and outputs may be several
+        axes.
+
+    Returns:
+      float32 `[..., outputs]`.
+    """
+    y = _product(x, layer[name], input_axes)
+    if f"{name}_lora_a" in layer:
+        y = y + _product(_product(x, layer[f"{name}_lora_a"], input_axes),
+                         layer[f"{name}_lora_b"], 1)
+    if f"{name}_bias" in layer:
+        y = y + layer[f"{name}_bias"].astype(jnp.float32)
+    return y
+
+
+def _product(x, weight, input_axes):
+    precision = jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
+    return jnp.tensordot(x.astype(weight.dtype), weight, axes=input_axes, precision=precision,
+                         preferred_element_type=jnp.float32)
+
+
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
     """Returns `x / sqrt(mean(x^2) + epsilon) * scale` over the last axis, float32."""
     x = x.astype(jnp.float32)
@@ -48,10 +75,7 @@ def project_qkv(x: jax.Array, positions: jax.Array, layer: dict, config: ModelCo
     q and k are rotated; k and v are in the weights' dtype, ready to be cached.
     """
     x = rms_norm(x, layer["attention_norm"], config.norm_eps)
-    q, k, v = (contract("...d,dhe->...he", x, layer[name]) for name in "qkv")
-    if config.attention_bias:
-        q, k, v = (y + layer[f"{name}_bias"].astype(jnp.float32)
-                   for y, name in zip((q, k, v), "qkv"))
+    q, k, v = (project(x, layer, name) for name in "qkv")
     if config.qk_norm:
         q = rms_norm(q, layer["q_norm"], config.norm_eps)
         k = rms_norm(k, layer["k_norm"], config.norm_eps)
@@ -62,15 +86,14 @@ def project_qkv(x: jax.Array, positions: jax.Array, layer: dict, config: ModelCo
 
 def attention_output(x: jax.Array, mixed: jax.Array, layer: dict) -> jax.Array:
     """Returns the stream `x [..., D]` plus the projected heads `mixed [..., H, d]`."""
-    return x + contract("...he,hed->...d", mixed, layer["o"])
+    return x + project(mixed, layer, "o", input_axes=2)
 
 
 def mlp(x: jax.Array, layer: dict, config: ModelConfig) -> jax.Array:
     """Returns the stream `x [..., D]` plus its gated MLP."""
     y = rms_norm(x, layer["mlp_norm"], config.norm_eps)
-    gate = contract("...d,df->...f", y, layer["gate"])
-    up = contract("...d,df->...f", y, layer["up"])
-    return x + contract("...f,fd->...d", jax.nn.silu(gate) * up, layer["down"])
+    gated = jax.nn.silu(project(y, layer, "gate")) * project(y, layer, "up")
+    return x + project(gated, layer, "down")
 
 
 def embed(params: dict, tokens: jax.Array) -> jax.Array:
