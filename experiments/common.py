@@ -3,6 +3,7 @@
 import fcntl
 import importlib.metadata
 import json
+import os
 import pathlib
 import sys
 import warnings
@@ -20,6 +21,9 @@ from memcalib_jax.training.rollouts import Prompt, render_prompts
 from memcalib_jax.training.step import NoValidResponse
 
 FLAGS = flags.FLAGS
+
+# Only its tokenizers are used, for which it needs no torch and no warning about it.
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 # Held out of the built-in sample set, stratified by domain with seed 0.
 SAMPLE_HELD_OUT = 12
@@ -199,7 +203,7 @@ def run(main: Callable[[], None]):
             return 130
         return 0
 
-    logging.set_verbosity(logging.WARNING)
+    logging.set_verbosity(logging.ERROR)  # orbax notes every wait for a disk
     jax.config.update("jax_threefry_partitionable", True)
     app.run(guarded)
 
