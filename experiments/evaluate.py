@@ -62,8 +62,9 @@ def main():
     # is loaded.
     if FLAGS.top_p <= 0:
         raise common.UsageError("--top_p must be in (0, 1]")
-    run_dir, path = pathlib.Path(FLAGS.run_dir), common.model_path()
+    run_dir = pathlib.Path(FLAGS.run_dir)
     records = common.read_records(FLAGS.eval_file, held_out=True)
+    path = common.model_path()
     model_config, tokenizer = load_config(path), load_tokenizer(path)
     prompts = common.fitting_prompts(tokenizer, records, FLAGS.representation, "evaluation")
     common.check_lengths(prompts, model_config)

@@ -95,11 +95,12 @@ def main():
     # Everything that can be wrong with flags, files and the endpoint is found before the model
     # is loaded.
     settings = step_config()
-    run_dir, path = pathlib.Path(FLAGS.run_dir), common.model_path()
+    run_dir = pathlib.Path(FLAGS.run_dir)
     records = common.read_records(FLAGS.train_file, held_out=False)
     eval_records = []
     if FLAGS.eval_file or not FLAGS.train_file:
         eval_records = common.read_records(FLAGS.eval_file, held_out=True)
+    path = common.model_path()
     model_config, tokenizer = load_config(path), load_tokenizer(path)
     prompts = common.fitting_prompts(tokenizer, records, FLAGS.representation, "training")
     eval_prompts = common.fitting_prompts(

@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from memcalib_jax import hub
+
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -114,6 +116,8 @@ class JsonObject:
 def read_objects(path: str | os.PathLike, oddities: Oddities) -> Iterator[JsonObject]:
     """Yields the object of every line; a line ends at a line feed and nowhere else.
 
+    Takes hf://datasets/OWNER/NAME[@REVISION]/FILE for a path too, through the hub's cache.
+
     Raises:
       RecordError: the file is missing, unreadable, a folder or without any object, or a line is
         not one JSON object in UTF-8 with distinct keys and finite numbers.
@@ -138,8 +142,10 @@ def read_objects(path: str | os.PathLike, oddities: Oddities) -> Iterator[JsonOb
 
 def _read(path: str) -> bytes:
     try:
-        with open(path, "rb") as file:
+        with open(hub.data_file(path) if hub.is_url(path) else path, "rb") as file:
             return file.read()
+    except hub.HubError as error:
+        raise RecordError(str(error)) from None
     except FileNotFoundError:
         problem = "there is no such file"
     except IsADirectoryError:

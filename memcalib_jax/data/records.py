@@ -61,6 +61,9 @@ class Record:
 def load_records(path: str | os.PathLike) -> list[Record]:
     """Reads a MemCalib file in the released JSON Lines format.
 
+    Args:
+      path: a file, or hf://datasets/OWNER/NAME[@REVISION]/FILE on the Hugging Face hub.
+
     Raises:
       RecordError: the file cannot be read or holds no record, a line is not one JSON object, a
         field is missing, empty or of the wrong type, an id is repeated, or blocks and atoms do

