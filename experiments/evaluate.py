@@ -25,10 +25,9 @@ from memcalib_jax.evaluation import report
 from memcalib_jax.evaluation.metrics import calibration_metrics
 from memcalib_jax.evaluation.summary import summarize
 from memcalib_jax.judge import Judgment
-from memcalib_jax.models import ModelConfig, load, load_config, load_tokenizer
+from memcalib_jax.models import load, load_config, load_tokenizer
 from memcalib_jax.training.advantages import judged_levels
 from memcalib_jax.training.answering import Answers
-from memcalib_jax.training.checkpoint import Checkpoints
 from memcalib_jax.training.logging import duration, write_atomically, write_json
 from memcalib_jax.training.rollouts import Policy, Prompt, SamplingConfig
 from memcalib_jax.training.state import matrices_in
@@ -68,7 +67,8 @@ def main():
     model_config, tokenizer = load_config(path), load_tokenizer(path)
     prompts = common.fitting_prompts(tokenizer, records, FLAGS.representation, "evaluation")
     common.check_lengths(prompts, model_config)
-    checkpoints, step = open_checkpoint(model_config) if FLAGS.checkpoint else (None, None)
+    checkpoints, step = (common.open_checkpoint(FLAGS.checkpoint, model_config)
+                         if FLAGS.checkpoint else (None, None))
     config = common.flag_values() | {
         "model_path": str(path), "checkpoint_step": step, "prompts_sha256": digest(prompts)}
     print(json.dumps(config, indent=2))
@@ -80,8 +80,8 @@ def main():
 
     @functools.cache
     def policy() -> Policy:
-        params = (restore_params(checkpoints, step, model_config) if checkpoints
-                  else load(path, dtype=jnp.float32)[0])
+        params = (checkpoints.restore_params(step, common.abstract_params(model_config))
+                  if checkpoints else load(path, dtype=jnp.float32)[0])
         return Policy(matrices_in(params, FLAGS.dtype), model_config, tokenizer)
 
     seeds = open_seeds(run_dir, prompts, judge, background)
@@ -120,32 +120,6 @@ def digest(prompts: list[Prompt]) -> str:
     """Returns a hash of all prompts, so that a resume finds out if records or tokenizer changed."""
     named = [(prompt.index, prompt.record.id, prompt.tokens) for prompt in prompts]
     return hashlib.sha256(json.dumps(named).encode()).hexdigest()
-
-
-def open_checkpoint(config: ModelConfig) -> tuple[Checkpoints, int]:
-    """Returns the training run's checkpoints and the newest one's step.
-
-    Raises:
-      UsageError: there is none, or it is of a model of another shape.
-    """
-    folder = pathlib.Path(FLAGS.checkpoint) / "checkpoints"
-    checkpoints = Checkpoints(folder) if folder.is_dir() else None
-    step = checkpoints.latest() if checkpoints else None
-    if step is None:
-        raise common.UsageError(f"--checkpoint={FLAGS.checkpoint} holds no whole checkpoint "
-                                f"(looked in {folder}); give the --run_dir of a training run")
-    if checkpoints.param_shapes(step) != config.parameter_shapes():
-        raise common.UsageError(
-            f"--checkpoint={FLAGS.checkpoint} holds parameters of another shape than "
-            f"--model_path={common.model_path()}; give the model that the training started from")
-    return checkpoints, step
-
-
-def restore_params(checkpoints: Checkpoints, step: int, config: ModelConfig) -> dict:
-    """Reads a checkpoint's master weights."""
-    like = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32),
-                        config.parameter_shapes(), is_leaf=lambda x: isinstance(x, tuple))
-    return checkpoints.restore_params(step, like)
 
 
 def open_seeds(run_dir, prompts, judge, background) -> list[Answers]:
