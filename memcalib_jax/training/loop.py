@@ -11,13 +11,17 @@ from memcalib_jax.api import BackgroundLoop
 from memcalib_jax.data import prompt_batches
 from memcalib_jax.evaluation import calibration_metrics
 from memcalib_jax.judge import Judge
+from memcalib_jax.models.lora import LoraConfig
 from memcalib_jax.training.advantages import judged_levels
 from memcalib_jax.training.checkpoint import Checkpoints
 from memcalib_jax.training.judging import Journal, JudgePool
 from memcalib_jax.training.logging import Progress, RunLog
 from memcalib_jax.training.rollouts import Policy, Prompt, SamplingConfig, roll_out
-from memcalib_jax.training.state import TrainState, init_state, matrices_in
+from memcalib_jax.training.state import TrainState, init_state, matrices_in, split
 from memcalib_jax.training.step import StepConfig, train_step
+
+# The adapter's first values come from a key of their own: no step has this number.
+_ADAPTER_FOLD = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +46,8 @@ class LoopConfig:
 
 def train(loop: LoopConfig, settings: StepConfig, policy: Policy, prompts: list[Prompt],
           eval_prompts: list[Prompt], judge: Judge, background: BackgroundLoop,
-          report: Callable[[str], None] = print) -> TrainState:
+          report: Callable[[str], None] = print, *,
+          lora: LoraConfig | None = None) -> TrainState:
     """Trains from the newest checkpoint, or from `policy.params`, to `num_steps`.
 
     A step is a function of the state, its prompts, the seed and the journalled judgments: a run
@@ -56,10 +61,15 @@ def train(loop: LoopConfig, settings: StepConfig, policy: Policy, prompts: list[
       judge: asked on `background`.
       background: the loop that judge calls run on.
       report: takes one line of progress at a time.
+      lora: trains a new adapter on the frozen start; None: all parameters.
     """
+    key = jax.random.key(loop.seed)
+    eval_key = jax.random.fold_in(key, 0)  # steps count from 1
+    trained, frozen = split(policy.params, policy.config, lora,
+                            jax.random.fold_in(key, _ADAPTER_FOLD))
     checkpoints = Checkpoints(loop.run_dir / "checkpoints")
     stream = prompt_batches(prompts, num_prompts=loop.num_prompts, seed=loop.seed)
-    state = _start(checkpoints, stream, policy, settings)
+    state = _start(checkpoints, stream, trained, settings)
     first = int(state.step)
     if first >= loop.num_steps:
         report(f"the run has its {loop.num_steps} steps already; nothing to do "
@@ -68,8 +78,6 @@ def train(loop: LoopConfig, settings: StepConfig, policy: Policy, prompts: list[
         report(f"resuming after step {first}")
 
     reference = matrices_in(policy.params, settings.objective.compute_dtype)
-    key = jax.random.key(loop.seed)
-    eval_key = jax.random.fold_in(key, 0)  # steps count from 1
     log = RunLog(loop.run_dir, start_step=first)
     progress = Progress(first, loop.num_steps)
     for step in range(first + 1, loop.num_steps + 1):
@@ -77,12 +85,14 @@ def train(loop: LoopConfig, settings: StepConfig, policy: Policy, prompts: list[
         journal = Journal(loop.run_dir / "judgments" / f"step_{step}.jsonl")
         result = train_step(
             state, reference, policy, next(stream), jax.random.fold_in(key, step),
-            JudgePool(judge, background, journal), settings)
+            JudgePool(judge, background, journal), settings, frozen)
         journal.close()
         state, values = result.state, result.metrics
         log.rollouts(step, result.rows)
         if eval_prompts and (last or step % loop.eval_every == 0):
-            values |= _evaluate(state, policy, eval_prompts, jax.random.fold_in(eval_key, step),
+            current = dataclasses.replace(policy, params=matrices_in(
+                frozen.combine(state.params), settings.objective.compute_dtype))
+            values |= _evaluate(current, eval_prompts, jax.random.fold_in(eval_key, step),
                                 judge, background, loop, settings, step)
         log.metrics(step, values)
         report(progress.line(step, values))
@@ -93,20 +103,18 @@ def train(loop: LoopConfig, settings: StepConfig, policy: Policy, prompts: list[
     return state
 
 
-def _start(checkpoints: Checkpoints, stream, policy: Policy, settings: StepConfig) -> TrainState:
+def _start(checkpoints: Checkpoints, stream, trained: dict, settings: StepConfig) -> TrainState:
     latest = checkpoints.latest()
     if latest is None:
-        return init_state(policy.params, settings.optimizer)
-    like = jax.eval_shape(lambda: init_state(policy.params, settings.optimizer))
+        return init_state(trained, settings.optimizer)
+    like = jax.eval_shape(lambda: init_state(trained, settings.optimizer))
     state, data_state = checkpoints.restore(latest, like)
     stream.set_state(data_state)
     return state
 
 
-def _evaluate(state, policy, prompts, key, judge, background, loop, settings, step):
+def _evaluate(policy, prompts, key, judge, background, loop, settings, step):
     """Answers each evaluation prompt once; returns the metrics under `eval/`."""
-    policy = dataclasses.replace(
-        policy, params=matrices_in(state.params, settings.objective.compute_dtype))
     journal = Journal(loop.run_dir / "judgments" / f"eval_{step}.jsonl")
     sampling = SamplingConfig(1, settings.sampling.max_tokens)
     rollouts = roll_out(policy, prompts, sampling, key, JudgePool(judge, background, journal))

@@ -8,6 +8,8 @@ import optax
 from flax import struct
 
 from memcalib_jax.credit import init_thresholds
+from memcalib_jax.models import ModelConfig
+from memcalib_jax.models.lora import LoraConfig, init_adapter, with_adapter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +32,29 @@ class OptimizerConfig:
 
 
 @struct.dataclass
+class Frozen:
+    """What training leaves as it is: the base of an adapter, or nothing.
+
+    Attributes:
+      params: the base's parameters.
+      lora: the adapter's shape and scale; None where all parameters are trained.
+    """
+
+    params: dict = struct.field(default_factory=dict)
+    lora: LoraConfig | None = struct.field(pytree_node=False, default=None)
+
+    def combine(self, trained: dict) -> dict:
+        """Returns the whole model: the base with `trained` beside it, without a copy."""
+        return with_adapter(self.params, trained, self.lora) if self.lora else trained
+
+
+@struct.dataclass
 class TrainState:
     """Everything that an update changes.
 
     Attributes:
       step: int32 scalar, finished steps.
-      params: float32 master weights.
+      params: float32 master weights of what is trained: all parameters, or an adapter.
       opt_state: the optimizer's moments.
       thresholds: float32 `[C]`, localization thresholds in nats.
     """
@@ -44,6 +63,21 @@ class TrainState:
     params: dict
     opt_state: optax.OptState
     thresholds: jax.Array
+
+
+def split(start: dict, config: ModelConfig, lora: LoraConfig | None,
+          key: jax.Array) -> tuple[dict, Frozen]:
+    """Returns what is trained from `start` on, and what stays: one `combine`s with the other.
+
+    Args:
+      start: the model's parameters.
+      config: the model's shape.
+      lora: a new adapter is trained on the start; None: all parameters are.
+      key: of the adapter's first values.
+    """
+    if lora is None:
+        return start, Frozen()
+    return init_adapter(key, config, lora), Frozen(start, lora)
 
 
 def init_state(params: dict, optimizer: OptimizerConfig) -> TrainState:

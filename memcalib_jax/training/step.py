@@ -21,7 +21,7 @@ from memcalib_jax.training.advantages import (
 )
 from memcalib_jax.training.judging import JudgePool
 from memcalib_jax.training.rollouts import Policy, Prompt, Rollouts, SamplingConfig, roll_out
-from memcalib_jax.training.state import OptimizerConfig, TrainState, matrices_in
+from memcalib_jax.training.state import Frozen, OptimizerConfig, TrainState, matrices_in
 from memcalib_jax.training.stopwatch import Stopwatch
 from memcalib_jax.training.update import ObjectiveConfig, PolicyBatch, update
 
@@ -79,25 +79,27 @@ class _MiniBatch:
 
 def train_step(state: TrainState, reference_params: dict, policy: Policy,
                prompts: list[Prompt], key: jax.Array, judges: JudgePool,
-               settings: StepConfig) -> StepResult:
+               settings: StepConfig, frozen: Frozen = Frozen()) -> StepResult:
     """Samples, judges, assigns credit and updates.
 
     Args:
       state: consumed.
       reference_params: the frozen start, in the dtype of the products.
-      policy: shape and tokenizer; its parameters are taken from `state`.
+      policy: shape and tokenizer; its parameters are taken from `state` and `frozen`.
       prompts: the step's prompts.
       key: the step's own key.
       judges: where responses are judged.
       settings: what to do.
+      frozen: what completes `state.params`.
 
     Raises:
       NoValidResponse: no response, or too few, got a judgment; says why, by reason.
     """
     watch = Stopwatch()
     watch.phase("sample")
+    params = frozen.combine(state.params)
     policy = dataclasses.replace(
-        policy, params=matrices_in(state.params, settings.objective.compute_dtype))
+        policy, params=matrices_in(params, settings.objective.compute_dtype))
     rollouts = roll_out(policy, prompts, settings.sampling, key, judges)
 
     watch.phase("old_and_reference")
@@ -113,7 +115,7 @@ def train_step(state: TrainState, reference_params: dict, policy: Policy,
     if settings.method == "memcalib":
         watch.phase("counterfactual")
         scoring = dataclasses.replace(
-            policy, params=matrices_in(state.params, settings.scoring_dtype))
+            policy, params=matrices_in(params, settings.scoring_dtype))
         scores = score_channels(
             scoring, rollouts, levels, mode=settings.credit.mode,
             temperature=settings.sampling.temperature, representation=settings.representation,
@@ -128,7 +130,7 @@ def train_step(state: TrainState, reference_params: dict, policy: Policy,
         measured = {}
 
     watch.phase("update")
-    state, losses = _update(state, policy, batches, rollouts, levels.valid_P_G, assigned,
+    state, losses = _update(state, frozen, policy, batches, rollouts, levels.valid_P_G, assigned,
                             settings)
     state = state.replace(step=state.step + 1)
     watch.phase(None)
@@ -174,7 +176,7 @@ def _check_valid(judgments, most_failed: float):
             "command again: it resumes from the last checkpoint")
 
 
-def _update(state, policy, batches, rollouts, valid_P_G, assigned: Credit, settings):
+def _update(state, frozen, policy, batches, rollouts, valid_P_G, assigned: Credit, settings):
     all_metrics = []
     for batch in batches:
         lengths = [[len(s.tokens) for s in rollouts.samples[p]] for p in batch.prompts]
@@ -187,7 +189,7 @@ def _update(state, policy, batches, rollouts, valid_P_G, assigned: Credit, setti
         micro = [PolicyBatch(*parts) for parts in zip(
             batch.packing.batches, batch.old, batch.reference, advantages, masks)]
         state, measured = update(state, policy.config, micro, settings.objective,
-                                 settings.optimizer)
+                                 settings.optimizer, frozen)
         all_metrics.append(measured)
     averaged = {name: float(np.mean([m[name] for m in all_metrics])) for name in all_metrics[0]}
     # Only the first mini-batch meets the parameters that the old log-probs come from.

@@ -13,7 +13,7 @@ from memcalib_jax.models import ModelConfig
 from memcalib_jax.scoring.counterfactual import batch_log_probs
 from memcalib_jax.scoring.packing import ScoredBatch
 from memcalib_jax.training.losses import ObjectiveSums, policy_objective
-from memcalib_jax.training.state import OptimizerConfig, TrainState, matrices_in
+from memcalib_jax.training.state import Frozen, OptimizerConfig, TrainState, matrices_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +51,12 @@ class PolicyBatch:
     mask: jax.Array
 
 
-@functools.partial(jax.jit, static_argnames=("config", "objective"), donate_argnums=(1,))
-def _accumulate(params, gradients, sums, batch: PolicyBatch, config, objective):
+@functools.partial(jax.jit, static_argnames=("config", "objective"), donate_argnums=(2,))
+def _accumulate(params, frozen: Frozen, gradients, sums, batch: PolicyBatch, config, objective):
     def loss(params):
         log_probs, entropy = batch_log_probs(
-            matrices_in(params, objective.compute_dtype), config, batch.scored,
-            objective.temperature, remat=True)
+            matrices_in(frozen.combine(params), objective.compute_dtype), config,
+            batch.scored, objective.temperature, remat=True)
         parts = policy_objective(
             log_probs, batch.old_log_probs, batch.reference_log_probs, batch.advantages,
             batch.mask, entropy, clip=objective.clip, kl_weight=objective.kl_weight)
@@ -76,26 +76,28 @@ def _apply(state: TrainState, gradients, tokens, optimizer: OptimizerConfig):
 
 
 def gradient_sums(params: dict, config: ModelConfig, batches: Sequence[PolicyBatch],
-                  objective: ObjectiveConfig) -> tuple[dict, ObjectiveSums]:
+                  objective: ObjectiveConfig, frozen: Frozen = Frozen()
+                  ) -> tuple[dict, ObjectiveSums]:
     """Returns the summed gradient of the loss and the objective's sums, both float32.
 
-    However the mini-batch is split into batches, the sums are the same.
+    The gradient is that of `params`, which `frozen` completes. However the mini-batch is split
+    into batches, the sums are the same.
     """
     gradients = jax.tree.map(jnp.zeros_like, params)
     sums = ObjectiveSums.zeros()
     for batch in batches:
-        gradients, sums = _accumulate(params, gradients, sums, batch, config, objective)
+        gradients, sums = _accumulate(params, frozen, gradients, sums, batch, config, objective)
     return gradients, sums
 
 
 def update(state: TrainState, config: ModelConfig, batches: Sequence[PolicyBatch],
-           objective: ObjectiveConfig, optimizer: OptimizerConfig
+           objective: ObjectiveConfig, optimizer: OptimizerConfig, frozen: Frozen = Frozen()
            ) -> tuple[TrainState, dict[str, float]]:
     """Takes one optimizer step on the token mean over all batches of a mini-batch.
 
     A mini-batch without a valid token leaves the state as it is. The state given is consumed.
     """
-    gradients, sums = gradient_sums(state.params, config, batches, objective)
+    gradients, sums = gradient_sums(state.params, config, batches, objective, frozen)
     metrics = sums.averages()
     if not float(sums.tokens):
         return state, metrics | {"loss/grad_norm": 0.0, "loss/update_norm": 0.0}
