@@ -12,6 +12,7 @@ from flax import struct
 
 from memcalib_jax.models import layers
 from memcalib_jax.models.config import ModelConfig
+from memcalib_jax.models.mlp import mlp
 
 
 @struct.dataclass
@@ -106,16 +107,16 @@ def decode_step(params: dict, config: ModelConfig, cache: Cache, tokens_P_G: jax
     def layer_step(carry, scanned):
         x, tail_k, tail_v = carry
         layer, prompt_k, prompt_v, index = scanned
-        q, k, v = layers.project_qkv(x, positions, layer, config)
+        q, k, v, gate = layers.project_qkv(x, positions, layer, config)
         tail_k, tail_v = write(tail_k, k, index), write(tail_v, v, index)
         mixed = two_part_attention(q, prompt_k, prompt_v, tail_k[index], tail_v[index],
                                    prompt_mask, tail_mask)
-        x = layers.attention_output(x, mixed, layer)
-        return (layers.mlp(x, layer, config), tail_k, tail_v), None
+        x = layers.attention_output(x, mixed, gate, layer)
+        return (mlp(x, layer, config), tail_k, tail_v), None
 
     start = (layers.embed(params, tokens_P_G), cache.tail_k, cache.tail_v)
     scanned = (params["layers"], cache.prompt_k, cache.prompt_v, jnp.arange(config.num_layers))
     (x, tail_k, tail_v), _ = jax.lax.scan(layer_step, start, scanned)
-    hidden = layers.rms_norm(x, params["final_norm"], config.norm_eps)
+    hidden = layers.norm(x, params["final_norm"], config)
     return hidden, cache.replace(tail_k=tail_k, tail_v=tail_v,
                                  tail_length=cache.tail_length + 1, clock=cache.clock + 1)

@@ -7,9 +7,9 @@ precision the device has.
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from memcalib_jax.models.config import ModelConfig
+from memcalib_jax.models.rope import QueryScale, Rope
 
 
 def contract(pattern: str, x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -53,47 +53,71 @@ def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
     return x * jax.lax.rsqrt(mean_square + epsilon) * scale.astype(jnp.float32)
 
 
-def rotate(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
+def norm(x: jax.Array, scale: jax.Array, config: ModelConfig) -> jax.Array:
+    """Returns `rms_norm` of `x` with the model's epsilon, its scale counted from 0 or from 1."""
+    scale = scale.astype(jnp.float32)
+    return rms_norm(x, 1 + scale if config.zero_centred_norms else scale, config.norm_eps)
+
+
+def rotate(x: jax.Array, positions: jax.Array, rope: Rope) -> jax.Array:
     """Applies rotary positions to `x [..., heads, head_dim]` at `positions [...]`.
 
-    Dimension i is paired with i + head_dim / 2 (the half-split convention of the
-    transformers library); angles are float32.
+    Of the n leading dimensions that are rotated, dimension i is paired with i + n / 2 (the
+    half-split convention of the transformers library); angles are float32.
     """
-    half = x.shape[-1] // 2
     # A constant of the program: at position 8,000 an approximate power on the device would move
     # the angles by far more than their own rounding.
-    frequencies = (theta ** (-np.arange(half) / half)).astype(np.float32)
+    frequencies = rope.frequencies(x.shape[-1]).astype("float32")
+    half = len(frequencies)
     angles = positions[..., None, None].astype(jnp.float32) * frequencies
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    first, second = x[..., :half], x[..., half:]
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    cos, sin = jnp.cos(angles) * rope.magnitude, jnp.sin(angles) * rope.magnitude
+    first, second, rest = x[..., :half], x[..., half:2 * half], x[..., 2 * half:]
+    return jnp.concatenate(
+        [first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+
+
+def scale_queries(q: jax.Array, positions: jax.Array, scale: QueryScale) -> jax.Array:
+    """Returns queries `[..., heads, head_dim]` grown by their `positions [...]`."""
+    steps = (positions // scale.period).astype(jnp.float32)
+    return q * (1 + scale.beta * jnp.log1p(steps))[..., None, None]
 
 
 def project_qkv(x: jax.Array, positions: jax.Array, layer: dict, config: ModelConfig):
-    """Returns q `[..., H, d]`, k and v `[..., K, d]` of the residual stream `x [..., D]`.
+    """Returns what attention takes of the residual stream `x [..., D]`.
 
-    q and k are rotated; k and v are in the weights' dtype, ready to be cached.
+    Returns:
+      q float32 `[..., H, d]` and k `[..., K, d]`, both rotated, v `[..., K, d]`, and the gate of
+      each head's output, float32 `[..., H, d]`, or None. k and v are in the weights' dtype, ready
+      to be cached.
     """
-    x = rms_norm(x, layer["attention_norm"], config.norm_eps)
+    x = norm(x, layer["attention_norm"], config)
     q, k, v = (project(x, layer, name) for name in "qkv")
+    gate = None
+    if config.attention_gate:
+        q, gate = jnp.split(q, 2, axis=-1)
     if config.qk_norm:
-        q = rms_norm(q, layer["q_norm"], config.norm_eps)
-        k = rms_norm(k, layer["k_norm"], config.norm_eps)
-    q = rotate(q, positions, config.rope_theta)
-    k = rotate(k, positions, config.rope_theta)
-    return q, k.astype(layer["k"].dtype), v.astype(layer["v"].dtype)
+        q, k = norm(q, layer["q_norm"], config), norm(k, layer["k_norm"], config)
+    q, k = (rotate(heads, positions, config.rope) for heads in (q, k))
+    if config.query_scale:
+        q = scale_queries(q, positions, config.query_scale)
+    return q, k.astype(layer["k"].dtype), v.astype(layer["v"].dtype), gate
 
 
-def attention_output(x: jax.Array, mixed: jax.Array, layer: dict) -> jax.Array:
-    """Returns the stream `x [..., D]` plus the projected heads `mixed [..., H, d]`."""
+def attention_output(x: jax.Array, mixed: jax.Array, gate: jax.Array | None,
+                     layer: dict) -> jax.Array:
+    """Returns the stream `x [..., D]` plus the projected heads `mixed [..., H, d]`, gated."""
+    if gate is not None:
+        mixed = mixed * jax.nn.sigmoid(gate)
     return x + project(mixed, layer, "o", input_axes=2)
 
 
-def mlp(x: jax.Array, layer: dict, config: ModelConfig) -> jax.Array:
-    """Returns the stream `x [..., D]` plus its gated MLP."""
-    y = rms_norm(x, layer["mlp_norm"], config.norm_eps)
-    gated = jax.nn.silu(project(y, layer, "gate")) * project(y, layer, "up")
-    return x + project(gated, layer, "down")
+def gated(y: jax.Array, layer: dict, prefix: str = "") -> jax.Array:
+    """Returns SwiGLU of `y [..., D]` through the layer's `gate`, `up` and `down`.
+
+    `prefix` stands before their three names.
+    """
+    gate = jax.nn.silu(project(y, layer, f"{prefix}gate"))
+    return project(gate * project(y, layer, f"{prefix}up"), layer, f"{prefix}down")
 
 
 def embed(params: dict, tokens: jax.Array) -> jax.Array:

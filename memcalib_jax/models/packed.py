@@ -9,6 +9,7 @@ from flax import struct
 from memcalib_jax.models import layers
 from memcalib_jax.models.attention import Segments, packed_attention
 from memcalib_jax.models.config import ModelConfig
+from memcalib_jax.models.mlp import mlp
 
 
 @struct.dataclass
@@ -57,13 +58,13 @@ def prefill(params: dict, config: ModelConfig, packed: Packed):
 
 def _run(params, config, packed, *, remat, keep_cache):
     def layer_step(x, layer):
-        q, k, v = layers.project_qkv(x, packed.positions, layer, config)
-        x = layers.attention_output(x, packed_attention(q, k, v, packed.segments), layer)
-        return layers.mlp(x, layer, config), ((k, v) if keep_cache else None)
+        q, k, v, gate = layers.project_qkv(x, packed.positions, layer, config)
+        x = layers.attention_output(x, packed_attention(q, k, v, packed.segments), gate, layer)
+        return mlp(x, layer, config), ((k, v) if keep_cache else None)
 
     step = jax.checkpoint(layer_step) if remat else layer_step
     x, cache = jax.lax.scan(step, layers.embed(params, packed.tokens), params["layers"])
-    return layers.rms_norm(x, params["final_norm"], config.norm_eps), cache
+    return layers.norm(x, params["final_norm"], config), cache
 
 
 @functools.partial(jax.jit, static_argnames="config")

@@ -35,9 +35,12 @@ def test_both_ways(input_axes, shape, stored):
 
 
 def test_tensor_names():
-    assert PARAMETERS["layers/q"].tensor_names("gguf", 2) == [
+    assert PARAMETERS["layers/q"].tensor_names("gguf", (0, 1)) == [
         "blk.0.attn_q.weight", "blk.1.attn_q.weight"]
-    assert PARAMETERS["final_norm"].tensor_names("hugging_face", 2) == ["model.norm.weight"]
+    assert PARAMETERS["final_norm"].tensor_names("hugging_face", (0, 1)) == ["model.norm.weight"]
+    assert PARAMETERS["layers/expert_up"].tensor_names("hugging_face", (3,), 2) == [
+        "model.layers.3.mlp.experts.0.up_proj.weight",
+        "model.layers.3.mlp.experts.1.up_proj.weight"]
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=lambda x: jnp.dtype(x).name)

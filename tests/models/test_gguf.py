@@ -92,7 +92,7 @@ def test_defaults(tmp_path):
     config = models.load_config(write(tmp_path / "model.gguf", "llama_untied", **{
         "rope.freq_base": None, "vocab_size": None, "attention.head_count_kv": None,
         "attention.key_length": None}))
-    assert (config.rope_theta, config.vocab_size, config.num_kv_heads, config.head_dim) == (
+    assert (config.rope.theta, config.vocab_size, config.num_kv_heads, config.head_dim) == (
         10000.0, 59, 4, 8)
     assert config.eos_ids == ()
 

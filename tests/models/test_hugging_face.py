@@ -9,6 +9,7 @@ import tiny_models
 from safetensors.numpy import save_file
 
 from memcalib_jax import models
+from memcalib_jax.models.rope import Rope
 
 GOLDEN = {case: tiny_models.golden(case) for case in tiny_models.CASES}
 
@@ -53,7 +54,7 @@ def test_config_fields(tmp_path):
     config = models.load_config(write(tmp_path, "qwen3_untied"))
     assert config == models.ModelConfig(
         family="qwen3", vocab_size=59, hidden_size=32, intermediate_size=56, num_layers=2,
-        num_heads=6, num_kv_heads=3, head_dim=10, rope_theta=1e6, norm_eps=1e-6,
+        num_heads=6, num_kv_heads=3, head_dim=10, rope=Rope(1e6), norm_eps=1e-6,
         attention_bias=False, qk_norm=True, tie_embeddings=False, max_positions=256,
         eos_ids=(3, 7))
 
@@ -64,7 +65,7 @@ def test_older_settings(tmp_path):
     config = models.load_config(write(
         tmp_path, "llama_untied", settings=settings.items(),
         without=("rope_parameters", "head_dim", "num_key_value_heads", "tie_word_embeddings")))
-    assert (config.rope_theta, config.head_dim, config.num_kv_heads) == (50000.0, 8, 4)
+    assert (config.rope.theta, config.head_dim, config.num_kv_heads) == (50000.0, 8, 4)
     assert not config.tie_embeddings
 
 
@@ -73,12 +74,12 @@ def test_older_settings(tmp_path):
     {"rope_parameters": None, "rope_scaling": {"type": "default"}, "rope_theta": 7.0},
     {"rope_parameters": None, "rope_theta": 7.0}], ids=str)
 def test_rope_theta(rope, tmp_path):
-    assert models.load_config(write(tmp_path, settings=rope.items())).rope_theta == 7.0
+    assert models.load_config(write(tmp_path, settings=rope.items())).rope.theta == 7.0
 
 
 def test_rope_theta_defaults_to_ten_thousand(tmp_path):
     folder = write(tmp_path, without=("rope_parameters", "rope_theta"))
-    assert models.load_config(folder).rope_theta == 10000.0
+    assert models.load_config(folder).rope.theta == 10000.0
 
 
 def test_sliding_window_not_in_use(tmp_path):
@@ -96,8 +97,12 @@ def test_sliding_window_not_in_use(tmp_path):
     ("llama_tied", {"attention_bias": True}, "attention_bias"),
     ("llama_tied", {"mlp_bias": True}, "mlp_bias"),
     ("qwen3_tied", {"attention_bias": True}, "attention_bias"),
-    ("llama_tied", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "llama3"),
-    ("qwen2_tied", {"rope_parameters": None, "rope_scaling": {"type": "yarn"}}, "yarn"),
+    ("llama_tied", {"rope_parameters": {"rope_type": "longrope", "factor": 8.0}}, "longrope"),
+    ("llama_tied", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}},
+     "low_freq_factor of llama3"),
+    ("qwen2_tied", {"rope_parameters": None, "rope_scaling": {"type": "yarn"}}, "factor of yarn"),
+    ("qwen2_tied", {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": -2}},
+     "factor of linear"),
     ("qwen2_tied", {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
      "full_attention"),
     ("qwen2_tied", {"rope_parameters": "yarn"}, "yarn"),

@@ -33,7 +33,7 @@ def test_config(smollm2):
             config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (
                 "llama", 49152, 576, 1536, 30, 9, 3, 64)
     assert config.tie_embeddings and not config.attention_bias and not config.qk_norm
-    assert config.rope_theta == 100000.0
+    assert config.rope.theta == 100000.0
     assert config.norm_eps == pytest.approx(1e-5)
     assert config.max_positions == 8192
     assert config.eos_ids == (2,)

@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 
 from memcalib_jax.models.packed import logits
-from memcalib_jax.models.weights.families import PARAMETERS, flat_shapes
+from memcalib_jax.models.weights.families import PARAMETERS, flat_shapes, tensor_names
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = ("llama_tied", "llama_untied", "llama_wide_heads", "qwen2_tied", "qwen2_untied",
@@ -66,10 +66,10 @@ def stored_tensors(params, config) -> dict:
     flat, stored = flatten_dict(params, sep="/"), {}
     for path in flat_shapes(config):
         values, placement = np.asarray(flat[path]), PARAMETERS[path]
-        layers = values if path.startswith("layers/") else values[None]
-        names = placement.tensor_names("hugging_face", config.num_layers)
-        stored |= {name: placement.to_stored(layer)
-                   for name, layer in zip(names, layers, strict=True)}
+        parts = values.reshape(-1, *values.shape[placement.stacked_axes:])
+        names = tensor_names(path, config, "hugging_face")
+        stored |= {name: placement.to_stored(part)
+                   for name, part in zip(names, parts, strict=True)}
     return stored
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from memcalib_jax.models.config import ModelConfig
-from memcalib_jax.models.weights.families import FAMILIES, PARAMETERS, SETTINGS, flat_shapes
+from memcalib_jax.models.weights.families import (
+    FAMILIES, PARAMETERS, SETTINGS, flat_shapes, tensor_names)
 
 
 class ModelError(ValueError):
@@ -19,10 +20,20 @@ class ModelError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class StoredTensor:
-    """A tensor whose shape is known and whose values are read when asked for."""
+    """A tensor whose shape is known and whose values are read when asked for.
+
+    Attributes:
+      shape: as stored.
+      read: returns the values; given an index, only those.
+    """
 
     shape: tuple[int, ...]
-    read: Callable[[], np.ndarray]
+    read: Callable[..., np.ndarray]
+
+    def rows(self, outer: int, rows: slice) -> "StoredTensor":
+        """Returns the part `[outer, rows]`, unread too."""
+        size = len(range(*rows.indices(self.shape[1])))
+        return StoredTensor((size, *self.shape[2:]), lambda: self.read((outer, rows)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +57,8 @@ class Checkpoint:
         expected = {}
         for path, shape in flat_shapes(self.config).items():
             placement = PARAMETERS[path]
-            shape = placement.stored_shape(shape[1:] if _stacked(path) else shape)
-            names = placement.tensor_names(self.file_format, self.config.num_layers)
-            expected |= dict.fromkeys(names, shape)
+            stored = placement.stored_shape(shape[placement.stacked_axes:])
+            expected |= dict.fromkeys(tensor_names(path, self.config, self.file_format), stored)
         missing = [name for name in expected if name not in self.tensors]
         left_over = [name for name in self.tensors if name not in expected]
         misshapen = [
@@ -91,53 +101,50 @@ class Checkpoint:
     def _read(self, path, shape, dtype):
         placement = PARAMETERS[path]
         values = np.empty(shape, dtype)
-        places = values if _stacked(path) else values[None]
-        names = placement.tensor_names(self.file_format, self.config.num_layers)
+        places = values.reshape(-1, *shape[placement.stacked_axes:])
+        names = tensor_names(path, self.config, self.file_format)
         for place, name in zip(places, names, strict=True):
             place[...] = placement.to_parameter(self.tensors[name].read(), place.shape)
         return values
 
 
-def make_config(path: Path, family: str, settings: dict, *, tie_embeddings: bool,
-                eos_ids) -> ModelConfig:
+def make_config(path: Path, family: str, settings: dict, *, eos_ids, **shape) -> ModelConfig:
     """Returns the config of a known family.
 
     Args:
       path: where the settings come from, for messages.
       family: a key of `FAMILIES`.
       settings: a number for each key of `SETTINGS`; None where the checkpoint has none, which
-        `num_kv_heads`, `head_dim` and `rope_theta` allow.
-      tie_embeddings: the head is the embedding.
+        `num_kv_heads` and `head_dim` allow.
       eos_ids: ids that end a response, in any order, repeated or not.
+      shape: further fields of ModelConfig.
     """
     traits = FAMILIES[family]
-    numbers = {"rope_theta": 10000.0} | {
-        name: value for name, value in settings.items() if value is not None}
+    numbers = {name: value for name, value in settings.items() if value is not None}
     for name in SETTINGS.keys() - numbers.keys() - {"num_kv_heads", "head_dim"}:
         raise ModelError(f"{path}: the model's settings lack {_called(name)}")
     for name, value in numbers.items():
-        kind = float if name in ("norm_eps", "rope_theta") else int
-        if isinstance(value, bool) or not isinstance(value, (int, kind)) or value <= 0:
-            raise ModelError(f"{path}: {_called(name)} must be a positive {kind.__name__}, "
-                             f"not {value!r}")
+        check_number(path, _called(name), value, float if name == "norm_eps" else int)
     numbers.setdefault("num_kv_heads", numbers["num_heads"])
     numbers.setdefault("head_dim",
                        traits.head_dim or numbers["hidden_size"] // numbers["num_heads"])
     try:
         return ModelConfig(
             family=family, attention_bias=traits.attention_bias, qk_norm=traits.qk_norm,
-            tie_embeddings=tie_embeddings, eos_ids=tuple(sorted(set(eos_ids))), **numbers)
+            eos_ids=tuple(sorted(set(eos_ids))), **numbers, **shape)
     except ValueError as error:
         raise ModelError(f"{path}: {error}") from error
+
+
+def check_number(path: Path, name: str, value, kind: type) -> None:
+    """Raises ModelError unless `value` is a positive number, whole where `kind` is int."""
+    if isinstance(value, bool) or not isinstance(value, (int, kind)) or value <= 0:
+        raise ModelError(f"{path}: {name} must be a positive {kind.__name__}, not {value!r}")
 
 
 def _called(setting):
     names = SETTINGS[setting]
     return f"{names.hugging_face} ({setting}; {names.gguf} in GGUF)"
-
-
-def _stacked(path):
-    return path.startswith("layers/")
 
 
 def _some(items, limit=8):

@@ -5,7 +5,9 @@ and a `Placement` turns a stored tensor into a parameter and back.
 """
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from flax.traverse_util import flatten_dict
@@ -25,25 +27,44 @@ class Family:
     """What sets one family apart.
 
     Attributes:
-      architecture: the class a config.json names; a GGUF file names the family itself.
+      architecture: the class that the config.json of a text model names.
+      model_type: what that config.json, or the text part of a larger one, calls itself.
+      wrapper: the class of a model of images and text whose text part is of this family; its
+        config.json describes that part under text_config.
+      not_text: beginnings of the names of a wrapper's tensors that are no part of the text model.
+      gguf: the architecture that a GGUF file names; None where it cannot be read from one.
       attention_bias: q, k and v have biases.
       qk_norm: q and k are normalized per head.
       head_dim: size of a head where a checkpoint leaves it out; None for hidden / heads.
+      experts: every MLP is a mixture of experts.
+      query_scale: queries may grow with their position.
       interleaved_in_gguf: GGUF stores the rows of q and k in rotary pairs (2i, 2i + 1) instead
         of halves.
     """
 
     architecture: str
+    model_type: str
+    wrapper: str | None = None
+    not_text: tuple[str, ...] = ()
+    gguf: str | None = None
     attention_bias: bool = False
     qk_norm: bool = False
     head_dim: int | None = None
+    experts: bool = False
+    query_scale: bool = False
     interleaved_in_gguf: bool = False
 
 
 FAMILIES = {
-    "llama": Family("LlamaForCausalLM", interleaved_in_gguf=True),
-    "qwen2": Family("Qwen2ForCausalLM", attention_bias=True),
-    "qwen3": Family("Qwen3ForCausalLM", qk_norm=True, head_dim=128),
+    "llama": Family("LlamaForCausalLM", "llama", gguf="llama", interleaved_in_gguf=True),
+    "ministral3": Family(
+        "Ministral3ForCausalLM", "ministral3", wrapper="Mistral3ForConditionalGeneration",
+        not_text=("vision_tower.", "multi_modal_projector.", "model.vision_tower.",
+                  "model.multi_modal_projector."),
+        head_dim=128, query_scale=True),
+    "qwen2": Family("Qwen2ForCausalLM", "qwen2", gguf="qwen2", attention_bias=True),
+    "qwen3": Family("Qwen3ForCausalLM", "qwen3", gguf="qwen3", qk_norm=True, head_dim=128),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", "qwen3_moe", qk_norm=True, experts=True),
 }
 
 # Fields of ModelConfig that a checkpoint states as one number. GGUF keys follow "<family>.".
@@ -57,7 +78,12 @@ SETTINGS = {
     "head_dim": Names("head_dim", "attention.key_length"),
     "norm_eps": Names("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
     "max_positions": Names("max_position_embeddings", "context_length"),
-    "rope_theta": Names("rope_theta", "rope.freq_base"),
+}
+# The same for its Experts. `normalize` is true or false; a `shared_size` of 0 may be left out.
+EXPERT_SETTINGS = {
+    "count": "num_experts",
+    "per_token": "num_experts_per_tok",
+    "shared_size": "shared_expert_intermediate_size",
 }
 
 
@@ -66,8 +92,9 @@ class Placement:
     """Where a parameter lies in a checkpoint, and how a stored tensor is laid out.
 
     Attributes:
-      names: its tensor's name; "{}" stands for the layer of a stacked parameter.
-      input_axes: how many leading axes of the parameter (without the layer axis) are inputs.
+      names: its tensor's name; "{}" stands for the layer of a stacked parameter, a second one
+        for the expert.
+      input_axes: how many leading axes of the parameter (without the stacked ones) are inputs.
         A projection is stored as a matrix `[outputs, inputs]`, a bias, without input axes, as
         a vector `[outputs]`. None: stored with the parameter's own shape.
     """
@@ -75,24 +102,37 @@ class Placement:
     names: Names
     input_axes: int | None = None
 
-    def tensor_names(self, file_format: str, num_layers: int) -> list[str]:
-        """Lists the stored tensors of this parameter, in layer order."""
+    @property
+    def stacked_axes(self) -> int:
+        """How many leading axes of the parameter run over tensors: layers, then experts."""
+        return self.names.hugging_face.count("{}")
+
+    def tensor_names(self, file_format: str, layers: Iterable[int],
+                     num_experts: int = 0) -> list[str]:
+        """Lists the stored tensors of this parameter in order.
+
+        Args:
+          file_format: a field of `Names`.
+          layers: the model's layers that it is stacked over, see `layer_numbers`.
+          num_experts: experts of a layer, if any.
+        """
+        stacked = (layers, range(num_experts))[:self.stacked_axes]
         name = getattr(self.names, file_format)
-        return [name.format(i) for i in range(num_layers)] if "{}" in name else [name]
+        return [name.format(*numbers) for numbers in itertools.product(*stacked)]
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the shape on disk of a parameter of `shape` (without the layer axis)."""
+        """Returns the shape on disk of a parameter of `shape` (without stacked axes)."""
         if self.input_axes is None:
             return tuple(shape)
         outputs = (math.prod(shape[self.input_axes:]),)
         return outputs + ((math.prod(shape[:self.input_axes]),) if self.input_axes else ())
 
     def to_parameter(self, tensor, shape: tuple[int, ...]):
-        """Returns a stored tensor as a parameter of `shape` (without the layer axis)."""
+        """Returns a stored tensor as a parameter of `shape` (without stacked axes)."""
         return (tensor.T if self.input_axes else tensor).reshape(shape)
 
     def to_stored(self, parameter):
-        """Returns a parameter (without the layer axis) as it is stored."""
+        """Returns a parameter (without stacked axes) as it is stored."""
         if self.input_axes:
             return parameter.reshape(self.stored_shape(parameter.shape)[::-1]).T
         return parameter.reshape(self.stored_shape(parameter.shape))
@@ -119,6 +159,14 @@ PARAMETERS = {
     "layers/gate": _layer("mlp.gate_proj.weight", "ffn_gate.weight", input_axes=1),
     "layers/up": _layer("mlp.up_proj.weight", "ffn_up.weight", input_axes=1),
     "layers/down": _layer("mlp.down_proj.weight", "ffn_down.weight", input_axes=1),
+    "layers/router": _layer("mlp.gate.weight", "ffn_gate_inp.weight", input_axes=1),
+    "layers/expert_gate": _layer("mlp.experts.{}.gate_proj.weight", "", input_axes=1),
+    "layers/expert_up": _layer("mlp.experts.{}.up_proj.weight", "", input_axes=1),
+    "layers/expert_down": _layer("mlp.experts.{}.down_proj.weight", "", input_axes=1),
+    "layers/shared_gate": _layer("mlp.shared_expert.gate_proj.weight", "", input_axes=1),
+    "layers/shared_up": _layer("mlp.shared_expert.up_proj.weight", "", input_axes=1),
+    "layers/shared_down": _layer("mlp.shared_expert.down_proj.weight", "", input_axes=1),
+    "layers/shared_router": _layer("mlp.shared_expert_gate.weight", "", input_axes=1),
     "final_norm": Placement(Names("model.norm.weight", "output_norm.weight")),
     "head": Placement(Names("lm_head.weight", "output.weight")),
 }
@@ -127,3 +175,15 @@ PARAMETERS = {
 def flat_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Returns the parameter shapes of `config` by their paths in the tree."""
     return flatten_dict(config.parameter_shapes(), sep="/")
+
+
+def layer_numbers(path: str, config: ModelConfig) -> list[int]:
+    """Returns which layers of the model the parameter at `path` is stacked over."""
+    kind = "delta" if path.startswith("delta_layers/") else "attention"
+    return [number for number, other in enumerate(config.layer_kinds) if other == kind]
+
+
+def tensor_names(path: str, config: ModelConfig, file_format: str) -> list[str]:
+    """Lists the stored tensors of the parameter at `path`, in the order of its stacked axes."""
+    return PARAMETERS[path].tensor_names(
+        file_format, layer_numbers(path, config), config.experts.count if config.experts else 0)

@@ -5,10 +5,12 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from memcalib_jax.models.rope import Rope
 from memcalib_jax.models.weights.checkpoint import (
-    Checkpoint, ModelError, StoredTensor, make_config)
+    Checkpoint, ModelError, StoredTensor, check_number, make_config)
 from memcalib_jax.models.weights.families import FAMILIES, PARAMETERS, SETTINGS
 
+_FAMILY_OF = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
 _EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
 
 
@@ -37,19 +39,23 @@ def open_file(path: Path) -> Checkpoint:
       ModelError: the file is damaged or the model is not of a known family.
     """
     reader = read_file(path)
-    family = setting(reader, "general.architecture")
-    if family not in FAMILIES:
-        raise ModelError(f"{path}: unknown architecture {family}; known: {', '.join(FAMILIES)}")
+    family = _FAMILY_OF.get(setting(reader, "general.architecture"))
+    if family is None:
+        raise ModelError(f"{path}: unknown architecture {setting(reader, 'general.architecture')};"
+                         f" known: {', '.join(_FAMILY_OF)}")
     if setting(reader, "split.count", 1) > 1:
         raise ModelError(f"{path}: one of several parts; merge them into one file first")
     stored = {tensor.name: tensor for tensor in reader.tensors}
     embed, head = (PARAMETERS[name].names.gguf for name in ("embed", "head"))
-    numbers = {field: setting(reader, f"{family}.{names.gguf}")
+    prefix = FAMILIES[family].gguf
+    numbers = {field: setting(reader, f"{prefix}.{names.gguf}")
                for field, names in SETTINGS.items()}
+    theta = setting(reader, f"{prefix}.rope.freq_base", 10000.0)
+    check_number(path, f"{prefix}.rope.freq_base", theta, float)
     if numbers["vocab_size"] is None and embed in stored:
         numbers["vocab_size"] = int(stored[embed].shape[-1])
     config = make_config(
-        path, family, numbers, tie_embeddings=head not in stored,
+        path, family, numbers, rope=Rope(theta), tie_embeddings=head not in stored,
         eos_ids=[i for i in (setting(reader, key) for key in _EOS_KEYS) if i is not None])
     _refuse_unsupported(reader, config, stored, path)
     return Checkpoint(path, "gguf", config,

@@ -1,17 +1,17 @@
 """Reading a Hugging Face folder: config.json and safetensors."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from memcalib_jax.models.config import ModelConfig
-from memcalib_jax.models.weights.checkpoint import (
-    Checkpoint, ModelError, StoredTensor, make_config)
-from memcalib_jax.models.weights.families import FAMILIES, PARAMETERS, SETTINGS
+from memcalib_jax.models.weights.checkpoint import Checkpoint, ModelError, StoredTensor
+from memcalib_jax.models.weights.config_json import as_list, read_config, stated_ties
+from memcalib_jax.models.weights.families import FAMILIES, PARAMETERS
+from memcalib_jax.models.weights.stored_forms import plain_names, split_experts
 
-_FAMILY_OF = {family.architecture: name for name, family in FAMILIES.items()}
 _FLOATING = ("F64", "F32", "F16", "BF16")
 # Buffers that old versions of transformers wrote beside the parameters.
 _BUFFERS = (".rotary_emb.inv_freq",)
@@ -21,7 +21,9 @@ def open_folder(folder: Path) -> Checkpoint:
     """Opens a folder with config.json and model.safetensors, whole or in shards.
 
     Reads headers only, except for a head stored beside tied embeddings, which is compared. The
-    config's `eos_ids` come from config.json and generation_config.json.
+    config's `eos_ids` come from config.json and generation_config.json. Where config.json says of
+    the embeddings that they are tied and that they are not, the head decides: there is one that
+    is no copy, or not.
 
     Raises:
       ModelError: a file is missing or damaged, or the model is not of a known family.
@@ -31,74 +33,23 @@ def open_folder(folder: Path) -> Checkpoint:
         hint = ("; name the .gguf file itself to load it" if any(folder.glob("*.gguf")) else
                 "; a model is a folder with config.json and model.safetensors, or a .gguf file")
         raise ModelError(f"{folder}: there is no config.json{hint}")
-    settings = _read_json(path)
+    settings = read_json(path)
     generation = folder / "generation_config.json"
-    eos = [settings.get("eos_token_id"),
-           _read_json(generation).get("eos_token_id") if generation.is_file() else None]
-    config = read_config(settings, path, eos_ids=[i for ids in eos for i in _as_list(ids)])
+    eos = [settings.get("eos_token_id"), (settings.get("text_config") or {}).get("eos_token_id"),
+           read_json(generation).get("eos_token_id") if generation.is_file() else None]
+    ties = stated_ties(settings)
+    config = read_config(settings, path, eos_ids=[i for ids in eos for i in as_list(ids)],
+                         tie_embeddings=True in ties)
     tensors = {name: tensor for name, tensor in _open_tensors(folder).items()
                if not name.endswith(_BUFFERS)}
+    if settings["architectures"] == [FAMILIES[config.family].wrapper]:
+        tensors = plain_names(tensors, FAMILIES[config.family].not_text, folder)
+    tensors = split_experts(tensors, config, folder)
+    if len(ties) > 1:
+        config = dataclasses.replace(config, tie_embeddings=not _has_own_head(tensors))
     if config.tie_embeddings:
         _drop_equal_head(folder, tensors)
     return Checkpoint(folder, "hugging_face", config, tensors)
-
-
-def read_config(settings: dict, path: Path, *, eos_ids=()) -> ModelConfig:
-    """Returns the ModelConfig that the `settings` of a config.json describe.
-
-    Raises:
-      ModelError: the settings ask for something the forward does not do, or lack a number.
-    """
-    architectures = _as_list(settings.get("architectures"))
-    if len(architectures) != 1 or architectures[0] not in _FAMILY_OF:
-        found = ", ".join(map(str, architectures)) or "(none named)"
-        raise ModelError(f"{path}: unknown architecture {found}; known: {', '.join(_FAMILY_OF)}")
-    family = _FAMILY_OF[architectures[0]]
-    rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
-    if not isinstance(rope, dict):
-        raise ModelError(f"{path}: rope_parameters must be an object, not {rope!r}")
-    numbers = {field: settings.get(names.hugging_face) for field, names in SETTINGS.items()}
-    numbers["rope_theta"] = rope.get("rope_theta", numbers["rope_theta"])
-    numbers["norm_eps"] = 1e-6 if numbers["norm_eps"] is None else numbers["norm_eps"]
-    config = make_config(path, family, numbers, eos_ids=eos_ids,
-                         tie_embeddings=bool(settings.get("tie_word_embeddings", False)))
-    _refuse_unsupported(settings, rope, config, path)
-    return config
-
-
-def _refuse_unsupported(settings, rope, config, path):
-    def refuse(key, value, allowed):
-        raise ModelError(f"{path}: {key} is {value!r}, which is not supported; {allowed}")
-
-    if settings.get("quantization_config"):
-        refuse("quantization_config", settings["quantization_config"],
-               "use the unquantized weights")
-    if settings.get("hidden_act", "silu") != "silu":
-        refuse("hidden_act", settings["hidden_act"], "only silu is")
-    if any(isinstance(value, dict) for value in rope.values()):
-        refuse("rope_parameters", sorted(rope), "only one rotary setting for all layers is")
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    if rope_type != "default":
-        refuse("rope_type", rope_type, "only default is")
-    partial = rope.get("partial_rotary_factor", settings.get("partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        refuse("partial_rotary_factor", partial, "only 1.0 is")
-    for key in ("attention_bias", "mlp_bias"):
-        # Qwen2 always has its q, k and v biases and does not read the key.
-        if settings.get(key) and not config.attention_bias:
-            refuse(key, settings[key], "only false is for this family")
-    if config.family != "llama" and _slides(settings, config):
-        refuse("layer_types or sliding_window",
-               settings.get("layer_types") or settings.get("sliding_window"),
-               "only full attention is")
-
-
-def _slides(settings, config):
-    """Says whether any layer's attention is not full (a llama's always is)."""
-    if settings.get("layer_types"):
-        return set(settings["layer_types"]) != {"full_attention"}
-    return bool(settings.get("use_sliding_window") and settings.get("sliding_window")
-                and settings.get("max_window_layers", 28) < config.num_layers)
 
 
 def _open_tensors(folder):
@@ -109,7 +60,7 @@ def _open_tensors(folder):
         raise ModelError(f"{folder}: missing {', '.join(absent)}; download the model again")
     tensors, found_in = {}, {}
     for file, listed in shards.items():
-        for name, tensor in _open_file(folder / file).items():
+        for name, tensor in open_file(folder / file).items():
             if name in tensors:
                 raise ModelError(
                     f"{folder}: {name} is stored twice, in {found_in[name]} and {file}")
@@ -131,7 +82,7 @@ def _shards(folder):
         hint = f" (there is {others[0]}: convert it to safetensors)" if others else ""
         raise ModelError(f"{folder}: there is neither model.safetensors nor {index.name}{hint}")
     shards = {}
-    weight_map = _read_json(index).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index}: there is no weight_map")
     for name, file in weight_map.items():
@@ -139,7 +90,12 @@ def _shards(folder):
     return shards
 
 
-def _open_file(path):
+def open_file(path: Path) -> dict[str, StoredTensor]:
+    """Returns every tensor of a safetensors file, unread, by name.
+
+    Raises:
+      ModelError: the file is damaged or holds something else than floating-point numbers.
+    """
     try:
         file = safe_open(path, framework="numpy")
         slices = {name: file.get_slice(name) for name in file.keys()}
@@ -150,22 +106,33 @@ def _open_file(path):
         if part.get_dtype() not in _FLOATING:
             raise ModelError(f"{path}: {name} has dtype {part.get_dtype()}; only floating-point "
                              f"weights ({', '.join(_FLOATING)}) are supported")
-    return {name: StoredTensor(tuple(part.get_shape()), lambda name=name: file.get_tensor(name))
+    return {name: StoredTensor(tuple(part.get_shape()), lambda index=..., part=part: part[index])
             for name, part in slices.items()}
+
+
+def _has_own_head(tensors):
+    """Says whether there is a head that is not a copy of the embedding."""
+    embed, head = (PARAMETERS[path].names.hugging_face for path in ("embed", "head"))
+    if head not in tensors or embed not in tensors:
+        return head in tensors
+    return not np.array_equal(tensors[head].read(), tensors[embed].read())
 
 
 def _drop_equal_head(folder, tensors):
     """Drops a head stored beside tied embeddings; refuses one that is not their copy."""
     embed, head = (PARAMETERS[path].names.hugging_face for path in ("embed", "head"))
-    if head not in tensors or embed not in tensors:
-        return
-    if not np.array_equal(tensors[head].read(), tensors[embed].read()):
+    if embed in tensors and _has_own_head(tensors):
         raise ModelError(f"{folder}: tie_word_embeddings is true, yet {head} differs from {embed}; "
                          "set it to false in config.json if the head is meant to be its own")
-    del tensors[head]
+    tensors.pop(head, None)
 
 
-def _read_json(path):
+def read_json(path: Path) -> dict:
+    """Returns the object that a JSON file holds.
+
+    Raises:
+      ModelError: it cannot be read, or holds something else.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -173,9 +140,3 @@ def _read_json(path):
     if not isinstance(content, dict):
         raise ModelError(f"{path}: expected a JSON object, found {type(content).__name__}")
     return content
-
-
-def _as_list(value):
-    if value is None:
-        return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]
