@@ -3,7 +3,7 @@
 from memcalib_jax.models.config import ModelConfig
 from memcalib_jax.models.packed import logits
 from memcalib_jax.models.weights import (
-    ModelError, default_model_path, load, load_config, load_tokenizer, locate)
+    ModelError, default_model_path, load, load_config, load_tokenizer, locate, save)
 
 __all__ = ["ModelConfig", "ModelError", "default_model_path", "load", "load_config",
-           "load_tokenizer", "locate", "logits"]
+           "load_tokenizer", "locate", "logits", "save"]

@@ -1,6 +1,8 @@
 """An opened checkpoint: a config, tensors not yet read, and how they fill the parameters."""
 
 import dataclasses
+import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -24,16 +26,23 @@ class StoredTensor:
 
     Attributes:
       shape: as stored.
-      read: returns the values; given an index, only those.
+      dtype: as stored, or as dequantized.
+      read: returns the values; given an index of slices, only those.
     """
 
     shape: tuple[int, ...]
+    dtype: np.dtype
     read: Callable[..., np.ndarray]
 
     def rows(self, outer: int, rows: slice) -> "StoredTensor":
         """Returns the part `[outer, rows]`, unread too."""
-        size = len(range(*rows.indices(self.shape[1])))
-        return StoredTensor((size, *self.shape[2:]), lambda: self.read((outer, rows)))
+        chosen = range(*rows.indices(self.shape[1]))
+
+        def read(index=(slice(None),)):
+            some = chosen[index[0]]
+            return self.read((outer, slice(some.start, some.stop), *index[1:]))
+
+        return StoredTensor((len(chosen), *self.shape[2:]), self.dtype, read)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +85,8 @@ class Checkpoint:
     def parameters(self, dtype, shardings=None) -> dict:
         """Reads the tensors into the tree of `config.parameter_shapes()`.
 
-        Reads one parameter at a time, so that the host holds the largest one, no more.
+        Reads what the devices of this host hold, one device's part of one parameter at a time,
+        so that the host holds one such part besides the result. On a CPU the part is the result.
 
         Args:
           dtype: of every parameter.
@@ -84,28 +94,50 @@ class Checkpoint:
             default device.
         """
         shapes = flat_shapes(self.config)
-        if shardings is not None:
+        if shardings is None:
+            default = next(iter(jnp.zeros(()).devices()))
+            shardings = dict.fromkeys(shapes, jax.sharding.SingleDeviceSharding(default))
+        else:
             shardings = flatten_dict(shardings, sep="/")
-            if shardings.keys() != shapes.keys():
-                different = ", ".join(sorted(shardings.keys() ^ shapes.keys()))
-                raise ValueError(f"shardings must have the tree of the parameters; "
-                                 f"they differ in: {different}")
-        params = {}
-        for path, shape in shapes.items():
-            values = self._read(path, shape, jnp.dtype(dtype))
-            params[path] = (
-                jnp.asarray(values) if shardings is None else
-                jax.make_array_from_callback(shape, shardings[path], values.__getitem__))
-        return unflatten_dict(params, sep="/")
+        if shardings.keys() != shapes.keys():
+            different = ", ".join(sorted(shardings.keys() ^ shapes.keys()))
+            raise ValueError(f"shardings must have the tree of the parameters; "
+                             f"they differ in: {different}")
+        return unflatten_dict(
+            {path: self._array(path, shape, jnp.dtype(dtype), shardings[path])
+             for path, shape in shapes.items()}, sep="/")
 
-    def _read(self, path, shape, dtype):
+    def _array(self, path, shape, dtype, sharding):
+        holders = defaultdict(list)
+        for device, index in sharding.addressable_devices_indices_map(shape).items():
+            bounds = tuple(s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
+            holders[bounds].append(device)
+        parts = []
+        for bounds, devices in holders.items():
+            values = self._read(path, shape, tuple(slice(*pair) for pair in bounds), dtype)
+            parts += jax.block_until_ready([jax.device_put(values, device) for device in devices])
+        return jax.make_array_from_single_device_arrays(shape, sharding, parts)
+
+    def _read(self, path, shape, index, dtype):
+        """Reads `parameter[index]`; the slices have bounds."""
         placement = PARAMETERS[path]
-        values = np.empty(shape, dtype)
-        places = values.reshape(-1, *shape[placement.stacked_axes:])
-        names = tensor_names(path, self.config, self.file_format)
-        for place, name in zip(places, names, strict=True):
-            place[...] = placement.to_parameter(self.tensors[name].read(), place.shape)
+        stacked = placement.stacked_axes
+        names = np.array(tensor_names(path, self.config, self.file_format), object)
+        names = names.reshape(shape[:stacked])[index[:stacked]]
+        stored, sizes, wanted = placement.covering(shape[stacked:], index[stacked:])
+        values = _aligned(tuple(part.stop - part.start for part in index), dtype)
+        places = values.reshape(-1, *values.shape[stacked:])
+        for place, name in zip(places, np.ravel(names), strict=True):
+            place[...] = placement.to_parameter(self.tensors[name].read(stored), sizes)[wanted]
         return values
+
+
+def _aligned(shape, dtype) -> np.ndarray:
+    """Returns an empty array that a CPU device takes over as it is, without a copy."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start:start + size].view(dtype).reshape(shape)
 
 
 def make_config(path: Path, family: str, settings: dict, *, eos_ids, **shape) -> ModelConfig:

@@ -53,6 +53,38 @@ def read_config(settings: dict, path: Path, *, eos_ids=(),
     return config
 
 
+def write_config(config: ModelConfig) -> dict:
+    """Returns the settings of a config.json that `read_config` reads as `config`."""
+    traits, experts = FAMILIES[config.family], config.experts
+    settings = {"architectures": [traits.architecture], "model_type": traits.model_type,
+                "hidden_act": "silu", "tie_word_embeddings": config.tie_embeddings}
+    settings |= {names.hugging_face: getattr(config, field) for field, names in SETTINGS.items()}
+    if experts:
+        settings |= {name: getattr(experts, field) for field, name in EXPERT_SETTINGS.items()
+                     if getattr(experts, field)}
+        settings |= {"norm_topk_prob": experts.normalize,
+                     "moe_intermediate_size": config.intermediate_size}
+    settings["rope_parameters"] = _write_rope(config)
+    if config.eos_ids:
+        settings["eos_token_id"] = list(config.eos_ids)
+    return settings
+
+
+def _write_rope(config):
+    rope = {"rope_type": "default", "rope_theta": config.rope.theta}
+    if config.rope.partial_rotary_factor != 1.0:
+        rope["partial_rotary_factor"] = config.rope.partial_rotary_factor
+    scaling, query = config.rope.scaling, config.query_scale
+    if scaling:
+        kind, = (name for name, kind in _SCALINGS.items() if isinstance(scaling, kind))
+        rope |= {name: value for name, value in dataclasses.asdict(scaling).items()
+                 if value is not None} | {"rope_type": kind}
+    if query:
+        rope |= {"llama_4_scaling_beta": query.beta,
+                 "original_max_position_embeddings": query.period}
+    return rope
+
+
 def stated_ties(settings: dict) -> set[bool]:
     """Returns what the settings say, at the root and in text_config, about tied embeddings."""
     places = (settings, settings.get("text_config") or {})

@@ -131,6 +131,30 @@ class Placement:
         """Returns a stored tensor as a parameter of `shape` (without stacked axes)."""
         return (tensor.T if self.input_axes else tensor).reshape(shape)
 
+    def covering(self, shape: tuple[int, ...], index: tuple[slice, ...]):
+        """Finds what to read of a stored tensor for `parameter[index]`.
+
+        Args:
+          shape: the parameter's (without stacked axes).
+          index: a slice with bounds for each of its axes.
+
+        Returns:
+          The slices of the stored tensor that hold it, cut along the first input axis and the
+          first output axis; the shape `to_parameter` takes for them; and what of its result is
+          `parameter[index]`.
+        """
+        if self.input_axes is None:
+            return index, tuple(part.stop - part.start for part in index), ...
+        stored, sizes, wanted = [], [], []
+        for group in (slice(0, self.input_axes), slice(self.input_axes, None)):
+            first, *others = index[group] or (slice(0, 1),)
+            inner = shape[group][1:]
+            width = math.prod(inner)
+            stored.append(slice(first.start * width, first.stop * width))
+            sizes += [first.stop - first.start, *inner] if index[group] else []
+            wanted += [slice(None), *others] if index[group] else []
+        return tuple(stored[::-1] if self.input_axes else stored[1:]), tuple(sizes), tuple(wanted)
+
     def to_stored(self, parameter):
         """Returns a parameter (without stacked axes) as it is stored."""
         if self.input_axes:

@@ -88,12 +88,12 @@ def _tensor(tensor, config):
     kind = tensor.name.partition(".")[2].partition(".")[2]
     interleaved = FAMILIES[config.family].interleaved_in_gguf and kind in heads
 
-    def read():
+    def read(index=...):
         values = gguf.dequantize(tensor.data, tensor.tensor_type)
-        return _halves(values, heads[kind]) if interleaved else values
+        return (_halves(values, heads[kind]) if interleaved else values)[index]
 
     # GGUF lists the fastest axis first.
-    return StoredTensor(tuple(int(n) for n in tensor.shape[::-1]), read)
+    return StoredTensor(tuple(int(n) for n in tensor.shape[::-1]), np.dtype(np.float32), read)
 
 
 def _halves(rows: np.ndarray, num_heads: int) -> np.ndarray:

@@ -2,17 +2,20 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from memcalib_jax.models.config import ModelConfig
 from memcalib_jax.models.weights.checkpoint import Checkpoint, ModelError, StoredTensor
 from memcalib_jax.models.weights.config_json import as_list, read_config, stated_ties
 from memcalib_jax.models.weights.families import FAMILIES, PARAMETERS
 from memcalib_jax.models.weights.stored_forms import plain_names, split_experts
 
-_FLOATING = ("F64", "F32", "F16", "BF16")
+_FLOATING = {"F64": jnp.float64, "F32": jnp.float32, "F16": jnp.float16, "BF16": jnp.bfloat16}
 # Buffers that old versions of transformers wrote beside the parameters.
 _BUFFERS = (".rotary_emb.inv_freq",)
 
@@ -40,11 +43,7 @@ def open_folder(folder: Path) -> Checkpoint:
     ties = stated_ties(settings)
     config = read_config(settings, path, eos_ids=[i for ids in eos for i in as_list(ids)],
                          tie_embeddings=True in ties)
-    tensors = {name: tensor for name, tensor in _open_tensors(folder).items()
-               if not name.endswith(_BUFFERS)}
-    if settings["architectures"] == [FAMILIES[config.family].wrapper]:
-        tensors = plain_names(tensors, FAMILIES[config.family].not_text, folder)
-    tensors = split_experts(tensors, config, folder)
+    tensors = text_tensors(open_tensors(folder), settings, config, folder)
     if len(ties) > 1:
         config = dataclasses.replace(config, tie_embeddings=not _has_own_head(tensors))
     if config.tie_embeddings:
@@ -52,8 +51,28 @@ def open_folder(folder: Path) -> Checkpoint:
     return Checkpoint(folder, "hugging_face", config, tensors)
 
 
-def _open_tensors(folder):
-    """Returns every tensor of the folder's safetensors files, unread, by name."""
+def text_tensors(tensors: Mapping[str, StoredTensor], settings: dict, config: ModelConfig,
+                 folder: Path) -> dict[str, StoredTensor]:
+    """Returns the parameters among a folder's tensors, as the families' table has them.
+
+    Args:
+      tensors: all tensors of the folder, see `open_tensors`.
+      settings: those of its config.json.
+      config: what they describe.
+      folder: for messages.
+    """
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(_BUFFERS)}
+    if settings["architectures"] == [FAMILIES[config.family].wrapper]:
+        tensors = plain_names(tensors, FAMILIES[config.family].not_text, folder)
+    return split_experts(tensors, config, folder)
+
+
+def open_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Returns every tensor of the folder's safetensors files, unread, by name.
+
+    Raises:
+      ModelError: a file is missing or damaged.
+    """
     shards = _shards(folder)
     absent = sorted(file for file in shards if not (folder / file).is_file())
     if absent:
@@ -106,7 +125,8 @@ def open_file(path: Path) -> dict[str, StoredTensor]:
         if part.get_dtype() not in _FLOATING:
             raise ModelError(f"{path}: {name} has dtype {part.get_dtype()}; only floating-point "
                              f"weights ({', '.join(_FLOATING)}) are supported")
-    return {name: StoredTensor(tuple(part.get_shape()), lambda index=..., part=part: part[index])
+    return {name: StoredTensor(tuple(part.get_shape()), jnp.dtype(_FLOATING[part.get_dtype()]),
+                               lambda index=..., part=part: part[index])
             for name, part in slices.items()}
 
 
