@@ -1,6 +1,6 @@
 """Makes the golden values of tests/models with the transformers library (needs torch).
 
-    PYTHONPATH=. python tests/golden/make_models.py
+    PYTHONPATH=. python tests/golden/make_models.py [CASE ...]
 
 Writes, per small model, its config.json, tensor shapes and seed, tokens, logits and a few
 gradients; and the log-probs of one text under SmolLM2-135M-Instruct, read by transformers.
@@ -36,20 +36,53 @@ CONFIGS = {
     "qwen3_tied": dict(hidden_size=40, num_attention_heads=5, num_key_value_heads=1, head_dim=16),
     "qwen3_untied": dict(hidden_size=32, num_attention_heads=6, num_key_value_heads=3,
                          head_dim=10, rope_theta=1000000.0),
+    # Contexts of a few tokens at first, so that short rows reach what lies beyond them.
+    "llama_scaled": dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=12,
+        rope_parameters={"rope_type": "llama3", "rope_theta": 50.0, "factor": 4.0,
+                         "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                         "original_max_position_embeddings": 16}),
+    "llama_linear": dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2,
+        rope_parameters={"rope_type": "linear", "rope_theta": 100.0, "factor": 2.5}),
+    "qwen2_yarn": dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=1,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0,
+                         "original_max_position_embeddings": 6, "beta_fast": 2.0}),
+    "ministral3_tied": dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=12,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 100.0, "factor": 16.0,
+                         "original_max_position_embeddings": 3, "beta_fast": 4.0, "beta_slow": 0.1,
+                         "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}),
+    "ministral3_untied": dict(
+        hidden_size=36, num_attention_heads=6, num_key_value_heads=2, head_dim=16,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 1000.0, "factor": 8.0,
+                         "original_max_position_embeddings": 4, "beta_fast": 1.0, "beta_slow": 0.02,
+                         "mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False,
+                         "llama_4_scaling_beta": 0.5}),
+    "qwen3_moe_tied": dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=1, head_dim=10,
+        num_experts=5, num_experts_per_tok=2, moe_intermediate_size=12, norm_topk_prob=False),
+    "qwen3_moe_untied": dict(
+        hidden_size=24, num_attention_heads=3, num_key_value_heads=3, head_dim=12,
+        rope_theta=1000000.0, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=20,
+        norm_topk_prob=True),
 }
+FAMILIES = ("llama", "ministral3", "qwen2", "qwen3_moe", "qwen3")
 GRADIENTS = (
     "embed_tokens.weight", "layers.0.self_attn.q_proj.weight", "layers.0.self_attn.q_proj.bias",
     "layers.0.self_attn.q_norm.weight", "layers.1.self_attn.k_proj.weight",
-    "layers.1.input_layernorm.weight", "model.norm.weight")
+    "layers.1.input_layernorm.weight", "model.norm.weight", "layers.0.mlp.gate.weight",
+    "layers.0.mlp.experts.gate_up_proj", "layers.1.mlp.experts.down_proj")
 
 
 def make_config(name, hidden_size, rope_theta=10000.0, **settings):
-    family = name.split("_")[0]
+    family = next(family for family in FAMILIES if name.startswith(family))
     settings.setdefault("tie_word_embeddings", name.endswith("_tied"))
+    settings.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": rope_theta})
     return transformers.AutoConfig.for_model(
         family, vocab_size=59, intermediate_size=56, num_hidden_layers=2, hidden_size=hidden_size,
-        max_position_embeddings=256, eos_token_id=[3, 7],
-        rope_parameters={"rope_type": "default", "rope_theta": rope_theta}, **settings)
+        max_position_embeddings=256, eos_token_id=[3, 7], **settings)
 
 
 def make_case(name, seed):
@@ -84,5 +117,7 @@ def make_smollm2():
 
 if __name__ == "__main__":
     for number, case in enumerate(tiny_models.CASES):
-        make_case(case, 100 * number)
-    make_smollm2()
+        if len(sys.argv) == 1 or case in sys.argv[1:]:
+            make_case(case, 100 * number)
+    if len(sys.argv) == 1 or "smollm2" in sys.argv[1:]:
+        make_smollm2()

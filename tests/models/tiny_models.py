@@ -15,9 +15,11 @@ from memcalib_jax.models.weights.families import PARAMETERS, flat_shapes, tensor
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = ("llama_tied", "llama_untied", "llama_wide_heads", "qwen2_tied", "qwen2_untied",
-         "qwen3_tied", "qwen3_untied")
+         "qwen3_tied", "qwen3_untied", "llama_scaled", "llama_linear", "qwen2_yarn",
+         "ministral3_tied", "ministral3_untied", "qwen3_moe_tied", "qwen3_moe_untied")
 # Gradients take long to compile: one case of each family, heads tied and not.
-WITH_GRADIENTS = ("llama_tied", "qwen2_untied", "qwen3_tied")
+WITH_GRADIENTS = ("llama_tied", "qwen2_untied", "qwen3_tied", "ministral3_tied",
+                  "qwen3_moe_untied")
 
 
 def golden(name: str) -> dict:
@@ -38,8 +40,8 @@ def random_tensors(shapes: dict, seed: int) -> dict:
         values = random.standard_normal(tuple(shape))
         if name.endswith("norm.weight"):
             values = 1 + 0.3 * values
-        elif len(shape) == 2 and "embed" not in name:
-            values = values * (1.5 * shape[1] ** -0.5)
+        elif len(shape) > 1 and "embed" not in name:
+            values = values * (1.5 * shape[-1] ** -0.5)
         tensors[name] = values.astype(np.float32)
     return tensors
 
@@ -62,7 +64,7 @@ def write_folder(folder: Path, settings: dict, tensors: dict) -> Path:
 
 
 def stored_tensors(params, config) -> dict:
-    """Returns a tree of parameters (or gradients) as Hugging Face tensors."""
+    """Returns a tree of parameters (or gradients) as the transformers library's tensors."""
     flat, stored = flatten_dict(params, sep="/"), {}
     for path in flat_shapes(config):
         values, placement = np.asarray(flat[path]), PARAMETERS[path]
@@ -70,7 +72,20 @@ def stored_tensors(params, config) -> dict:
         names = tensor_names(path, config, "hugging_face")
         stored |= {name: placement.to_stored(part)
                    for name, part in zip(names, parts, strict=True)}
-    return stored
+    return group_experts(stored, config) if config.experts else stored
+
+
+def group_experts(tensors: dict, config) -> dict:
+    """Returns tensors with each layer's experts in one tensor a matrix, gates and ups together."""
+    tensors = dict(tensors)
+    for layer in range(config.num_layers):
+        prefix = f"model.layers.{layer}.mlp.experts"
+        gates, ups, downs = (
+            np.stack([tensors.pop(f"{prefix}.{expert}.{name}_proj.weight")
+                      for expert in range(config.experts.count)]) for name in ("gate", "up", "down"))
+        tensors[f"{prefix}.gate_up_proj"] = np.concatenate([gates, ups], axis=1)
+        tensors[f"{prefix}.down_proj"] = downs
+    return tensors
 
 
 @functools.partial(jax.jit, static_argnames="config")
