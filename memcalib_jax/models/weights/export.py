@@ -70,17 +70,18 @@ def save(path, params: dict, config: ModelConfig, *, dtype=None, source=None,
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def check(path, params: dict, config: ModelConfig, *, dtype=None, source=None):
-    """Refuses what `save` would refuse, before there are parameters.
+def check(path, config: ModelConfig, *, dtype=None, source=None):
+    """Refuses what `save` would refuse of float32 parameters, before they are there.
 
     Args:
-      params: as for `save`, or `jax.ShapeDtypeStruct` in their place.
       path, config, dtype, source: as for `save`.
 
     Raises:
       ModelError: the folder exists and is not empty, the disk has too little space, `source` is
         a model of another shape, or its tokenizer cannot be read.
     """
+    params = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32),
+                          config.parameter_shapes(), is_leaf=lambda x: isinstance(x, tuple))
     _plan(Path(path).absolute(), params, config, dtype, source)
 
 
