@@ -68,19 +68,8 @@ class Checkpoint:
             placement = PARAMETERS[path]
             stored = placement.stored_shape(shape[placement.stacked_axes:])
             expected |= dict.fromkeys(tensor_names(path, self.config, self.file_format), stored)
-        missing = [name for name in expected if name not in self.tensors]
-        left_over = [name for name in self.tensors if name not in expected]
-        misshapen = [
-            f"{name} is {list(self.tensors[name].shape)}, expected {list(shape)}"
-            for name, shape in expected.items()
-            if name in self.tensors and self.tensors[name].shape != shape]
-        problems = [f"{what}: {_some(which)}" for what, which in
-                    (("missing", missing), ("left over", left_over), ("wrong shape", misshapen))
-                    if which]
-        if problems:
-            raise ModelError(
-                f"{self.path}: the tensors do not fit a {self.config.family} model of "
-                f"{self.config.num_layers} layers; " + "; ".join(problems))
+        check_tensors(self.path, self.tensors, expected, f"a {self.config.family} model of "
+                      f"{self.config.num_layers} layers")
 
     def parameters(self, dtype, shardings=None) -> dict:
         """Reads the tensors into the tree of `config.parameter_shapes()`.
@@ -138,6 +127,24 @@ def _aligned(shape, dtype) -> np.ndarray:
     memory = np.empty(size + 64, np.uint8)
     start = -memory.ctypes.data % 64
     return memory[start:start + size].view(dtype).reshape(shape)
+
+
+def check_tensors(path: Path, tensors: Mapping[str, StoredTensor],
+                  expected: Mapping[str, tuple[int, ...]], what: str) -> None:
+    """Raises ModelError unless `tensors` are just those `expected`, in name and shape.
+
+    The message says where (`path`) and what (`what`) they do not fit, and names the misfits.
+    """
+    missing = [name for name in expected if name not in tensors]
+    left_over = [name for name in tensors if name not in expected]
+    misshapen = [
+        f"{name} is {list(tensors[name].shape)}, expected {list(shape)}"
+        for name, shape in expected.items() if name in tensors and tensors[name].shape != shape]
+    problems = [f"{kind}: {_some(which)}" for kind, which in
+                (("missing", missing), ("left over", left_over), ("wrong shape", misshapen))
+                if which]
+    if problems:
+        raise ModelError(f"{path}: the tensors do not fit {what}; " + "; ".join(problems))
 
 
 def make_config(path: Path, family: str, settings: dict, *, eos_ids, **shape) -> ModelConfig:
