@@ -1,15 +1,19 @@
 """Hugging Face folders: what is read, and everything that must be refused by name."""
 
 import json
+from pathlib import Path
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
 import tiny_models
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from memcalib_jax import models
-from memcalib_jax.models.rope import Rope
+from memcalib_jax.models.config import Experts
+from memcalib_jax.models.rope import QueryScale, Rope, Yarn
+from memcalib_jax.models.weights.config_json import read_config
 
 GOLDEN = {case: tiny_models.golden(case) for case in tiny_models.CASES}
 
@@ -242,6 +246,139 @@ def test_tied_head_that_differs_is_refused(tmp_path):
 def test_rotary_buffers_are_ignored(tmp_path):
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     assert models.load_config(write(tmp_path, **{name: np.ones(4, np.float32)}))
+
+
+def write_wrapped(folder, case="ministral3_untied", *, old_names=True, text=(), **settings):
+    """Writes a text model as the text part of a model of images and text."""
+    settings = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3",
+                "vision_config": {"hidden_size": 8}, "tie_word_embeddings": case.endswith("_tied"),
+                "text_config": GOLDEN[case]["config"] | dict(text)} | settings
+    vision = ("vision_tower.patch_conv.weight", "multi_modal_projector.norm.weight")
+    tensors = {f"model.{name}" * (not old_names) or name: np.ones(3, np.float32)
+               for name in vision}
+    for name, values in tensors_of(case).items():
+        inner = name.removeprefix("model.")
+        tensors[f"language_model.{name}" if old_names else
+                name if inner == name else f"model.language_model.{inner}"] = values
+    return tiny_models.write_folder(folder, settings, tensors)
+
+
+@pytest.mark.parametrize("old_names", [True, False])
+@pytest.mark.parametrize("case", ["ministral3_tied", "ministral3_untied"])
+def test_text_part_of_a_larger_model(case, old_names, tmp_path):
+    plain = models.load(write(tmp_path / "plain", case))
+    wrapped = models.load(write_wrapped(tmp_path / "wrapped", case, old_names=old_names))
+    assert wrapped[1] == plain[1]
+    assert jax.tree.all(jax.tree.map(np.array_equal, wrapped[0], plain[0]))
+
+
+@pytest.mark.parametrize("change, expected", [
+    ({"text": {"model_type": "mistral"}}, "text_config.model_type is 'mistral'"),
+    ({"text_config": None}, "text_config is None"),
+    ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+    ({"text": {"rope_parameters": {"rope_type": "dynamic"}}}, "rope_type is 'dynamic'"),
+    ({"text": {"sliding_window": 16}}, "sliding_window"),
+    ({"text": {"hidden_act": "gelu"}}, "hidden_act"),
+    ({"text": {"rope_parameters": {"llama_4_scaling_beta": -1.0}}}, "llama_4_scaling_beta"),
+    ({"text": {"num_hidden_layers": 1}}, "left over: model.layers.1"),
+], ids=str)
+def test_refused_parts_of_a_larger_model(change, expected, tmp_path):
+    assert_refused(write_wrapped(tmp_path, **change), expected)
+
+
+def test_unknown_tensor_of_a_larger_model(tmp_path):
+    folder = write_wrapped(tmp_path)
+    save_file({"audio_tower.weight": np.ones(3, np.float32)}, folder / "more.safetensors")
+    names = {"audio_tower.weight": "more.safetensors"} | dict.fromkeys(
+        load_file(folder / "model.safetensors"), "first.safetensors")
+    (folder / "model.safetensors").rename(folder / "first.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    assert_refused(folder, "left over: audio_tower.weight")
+
+
+@pytest.mark.parametrize("root, text, case, tied", [
+    (None, True, "ministral3_tied", True), (True, None, "ministral3_tied", True),
+    (None, False, "ministral3_untied", False), (False, None, "ministral3_untied", False),
+    # A contradiction is settled by the head that is there, or is not.
+    (False, True, "ministral3_tied", True), (True, False, "ministral3_tied", True),
+    (False, True, "ministral3_untied", False), (True, False, "ministral3_untied", False)])
+def test_ties_at_the_root_and_in_the_text_config(root, text, case, tied, tmp_path):
+    folder = write_wrapped(tmp_path, case, text={"tie_word_embeddings": text},
+                           tie_word_embeddings=root)
+    params, config = models.load(folder)
+    assert config.tie_embeddings == tied and ("head" in params) != tied
+
+
+def test_contradicting_ties_without_tensors_are_refused():
+    settings = {"architectures": ["Mistral3ForConditionalGeneration"], "tie_word_embeddings": True,
+                "text_config": GOLDEN["ministral3_tied"]["config"] | {"tie_word_embeddings": False}}
+    with pytest.raises(models.ModelError, match="config.json: tie_word_embeddings is"):
+        read_config(settings, Path("config.json"))
+
+
+def test_scaled_rope_and_experts_in_the_config(tmp_path):
+    config = models.load_config(write(tmp_path / "a", "ministral3_untied"))
+    assert config.rope == Rope(1000.0, 1.0, Yarn(
+        8.0, 4, beta_fast=1.0, beta_slow=0.02, mscale=1.0, mscale_all_dim=0.5, truncate=False))
+    assert config.query_scale == QueryScale(0.5, 4)
+    config = models.load_config(write(tmp_path / "b", "qwen3_moe_untied"))
+    assert config.experts == Experts(8, 3, normalize=True, shared_size=0)
+    assert config.intermediate_size == 20
+    config = models.load_config(write(tmp_path / "c", "qwen3_moe_tied"))
+    assert config.experts == Experts(5, 2, normalize=False, shared_size=0)
+    longest = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}
+    config = models.load_config(write(
+        tmp_path / "d", "qwen2_tied", settings={"rope_parameters": longest}.items()))
+    assert config.rope == Rope(1e6, 1.0, Yarn(4.0, original_max_position_embeddings=256))
+
+
+def one_by_one(tensors):
+    """Returns a Qwen3-MoE's grouped tensors as one tensor an expert and matrix."""
+    single = {}
+    for name, values in tensors.items():
+        prefix, _, kind = name.rpartition(".")
+        for expert in range(len(values) if "experts" in name else 0):
+            if kind == "down_proj":
+                single[f"{prefix}.{expert}.down_proj.weight"] = values[expert]
+            else:
+                for part, rows in zip(("gate", "up"), np.split(values[expert], 2)):
+                    single[f"{prefix}.{expert}.{part}_proj.weight"] = rows.copy()
+        if "experts" not in name:
+            single[name] = values
+    return single
+
+
+def test_grouped_experts_equal_single_ones(tmp_path):
+    grouped = models.load(write(tmp_path / "grouped", "qwen3_moe_untied"))
+    single = models.load(tiny_models.write_folder(
+        tmp_path / "single", GOLDEN["qwen3_moe_untied"]["config"],
+        one_by_one(tensors_of("qwen3_moe_untied"))))
+    assert grouped[1] == single[1]
+    assert jax.tree.all(jax.tree.map(np.array_equal, grouped[0], single[0]))
+    assert grouped[0]["layers"]["expert_gate"].shape == (2, 8, 24, 20)
+
+
+EXPERT = "model.layers.1.mlp.experts.3.up_proj.weight"
+GROUP = "model.layers.1.mlp.experts.gate_up_proj"
+
+
+@pytest.mark.parametrize("change, expected", [
+    ({"settings": [("mlp_only_layers", [0])]}, "mlp_only_layers is [0]"),
+    ({"settings": [("decoder_sparse_step", 2)]}, "decoder_sparse_step is 2"),
+    ({"settings": [("num_experts_per_tok", 9)]}, "experts per token (9)"),
+    ({"without": ("num_experts_per_tok",)}, "num_experts_per_tok must be a positive int, not None"),
+    ({"without": ("moe_intermediate_size",)}, "moe_intermediate_size must be a positive int"),
+    ({"settings": [("moe_intermediate_size", 19)]}, "is [8, 24, 20], expected [8, 24, 19]"),
+    ({"settings": [("use_sliding_window", True), ("sliding_window", 8)]}, "sliding_window"),
+    # Some experts grouped, one on its own.
+    ({EXPERT: np.ones((20, 24), np.float32)}, f"one by one ({EXPERT})"),
+    ({GROUP: np.ones((7, 40, 24), np.float32)}, f"{GROUP} is [7, 40, 24], expected [8, 40, 24]"),
+    ({GROUP: np.ones((8, 40), np.float32)}, f"{GROUP} is [8, 40]"),
+    ({"without": (GROUP,)}, "missing: model.layers.1.mlp.experts.0.gate_proj.weight"),
+    ({"without": ("model.layers.0.mlp.gate.weight",)}, "missing: model.layers.0.mlp.gate.weight"),
+], ids=str)
+def test_refused_experts(change, expected, tmp_path):
+    assert_refused(write(tmp_path, "qwen3_moe_untied", **change), expected)
 
 
 @pytest.mark.parametrize("config_eos, generation_eos, expected", [

@@ -1,5 +1,7 @@
 """Tokenizers out of GGUF files."""
 
+import json
+
 import gguf
 import pytest
 
@@ -124,3 +126,38 @@ def test_unknown_split_is_refused(pre, tmp_path):
     path = write_byte_level(tmp_path / "t.gguf", pre)
     with pytest.raises(models.ModelError, match=f"gpt2, {pre}"):
         models.load_tokenizer(path)
+
+
+@pytest.mark.parametrize("model_type, tokenizer_class", [
+    ("mistral3", "LlamaTokenizerFast"), ("mistral3", "MistralCommonBackend"),
+    ("ministral3", "TokenizersBackend")])
+def test_ministral_text_tokenizer(model_type, tokenizer_class, tmp_path, monkeypatch):
+    """tokenizer.json as it is, whatever class its config names; no automatic choice."""
+    import transformers
+    from tokenizers import Regex, Tokenizer, decoders, models as kinds, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(kinds.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(
+            Regex(r"\p{N}| ?[^\s\p{L}\p{N}]+|[^\p{L}\p{N}]?\p{L}+|\s+"), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(["the ship at dawn"] * 3, trainers.BpeTrainer(
+        vocab_size=280, special_tokens=["<unk>", "<s>", "</s>", "[INST]", "[/INST]"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({
+        "tokenizer_class": tokenizer_class, "bos_token": "<s>", "eos_token": "</s>"}))
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}[INST]{{ m['content'] }}[/INST]{% endfor %}")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", None)
+    loaded = models.load_tokenizer(tmp_path)
+    for text in TEXTS:
+        ids = loaded(text, add_special_tokens=False)["input_ids"]
+        assert ids == tokenizer.encode(text).ids
+        assert loaded.decode(ids) == text
+    assert (loaded.bos_token_id, loaded.eos_token_id) == (1, 2)
+    assert loaded.apply_chat_template(
+        [{"role": "user", "content": "hi"}], tokenize=False, enable_thinking=False
+    ) == "[INST]hi[/INST]"

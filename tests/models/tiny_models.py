@@ -82,7 +82,8 @@ def group_experts(tensors: dict, config) -> dict:
         prefix = f"model.layers.{layer}.mlp.experts"
         gates, ups, downs = (
             np.stack([tensors.pop(f"{prefix}.{expert}.{name}_proj.weight")
-                      for expert in range(config.experts.count)]) for name in ("gate", "up", "down"))
+                      for expert in range(config.experts.count)])
+            for name in ("gate", "up", "down"))
         tensors[f"{prefix}.gate_up_proj"] = np.concatenate([gates, ups], axis=1)
         tensors[f"{prefix}.down_proj"] = downs
     return tensors

@@ -6,7 +6,8 @@ from pathlib import Path
 from memcalib_jax.models.config import Experts, ModelConfig
 from memcalib_jax.models.rope import Linear, Llama3, QueryScale, Rope, Yarn
 from memcalib_jax.models.weights.checkpoint import ModelError, check_number, make_config
-from memcalib_jax.models.weights.families import EXPERT_SETTINGS, FAMILIES, SETTINGS
+from memcalib_jax.models.weights.families import (
+    EXPERT_SETTINGS, EXPERT_WIDTH, FAMILIES, SETTINGS)
 
 _FAMILY_OF = {architecture: name for name, family in FAMILIES.items()
               for architecture in (family.architecture, family.wrapper) if architecture}
@@ -43,7 +44,8 @@ def read_config(settings: dict, path: Path, *, eos_ids=(),
     shape = {"tie_embeddings": tie_embeddings}
     if FAMILIES[family].experts:
         shape["experts"] = _read_experts(text, path)
-        numbers["intermediate_size"] = text.get("moe_intermediate_size")
+        numbers["intermediate_size"] = text.get(EXPERT_WIDTH)
+        check_number(path, EXPERT_WIDTH, numbers["intermediate_size"], int)
     rope = _rope_settings(text, path)
     shape["rope"] = _read_rope(rope, text, family, path)
     if FAMILIES[family].query_scale and rope.get("llama_4_scaling_beta"):
@@ -207,8 +209,8 @@ def _slides(text, config):
     window = text.get("sliding_window")
     if config.family == "ministral3":  # which has no switch beside the window
         return bool(window)
-    return bool(window and text.get("use_sliding_window")
-                and text.get("max_window_layers", 28) < config.num_layers)
+    first = 0 if config.experts else text.get("max_window_layers", 28)
+    return bool(window and text.get("use_sliding_window") and first < config.num_layers)
 
 
 def _refuse(path, key, value, allowed):

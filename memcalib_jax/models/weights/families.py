@@ -79,12 +79,14 @@ SETTINGS = {
     "norm_eps": Names("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
     "max_positions": Names("max_position_embeddings", "context_length"),
 }
-# The same for its Experts. `normalize` is true or false; a `shared_size` of 0 may be left out.
+# The same of its Experts in a config.json, where a `shared_size` of 0 may be left out, and what
+# stands there for `intermediate_size`.
 EXPERT_SETTINGS = {
     "count": "num_experts",
     "per_token": "num_experts_per_tok",
     "shared_size": "shared_expert_intermediate_size",
 }
+EXPERT_WIDTH = "moe_intermediate_size"
 
 
 @dataclasses.dataclass(frozen=True)

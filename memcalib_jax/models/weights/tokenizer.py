@@ -2,6 +2,7 @@
 
 from memcalib_jax.models.weights.checkpoint import ModelError
 from memcalib_jax.models.weights.gguf import read_file, setting
+from memcalib_jax.models.weights.hugging_face import read_json
 from memcalib_jax.models.weights.locate import locate
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
@@ -36,12 +37,24 @@ def load_tokenizer(path):
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(f"{path}: there is no tokenizer ({', '.join(TOKENIZER_FILES)})")
     # Imported here since it takes a second, and reading weights alone does not need it.
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
     try:
+        if _is_mistral(path):
+            return PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
         return AutoTokenizer.from_pretrained(
             str(path), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # The library raises many kinds for a damaged tokenizer.
         raise ModelError(f"{path}: the tokenizer cannot be read ({error})") from error
+
+
+def _is_mistral(path):
+    """Says whether a folder holds a model whose tokenizer.json is to be taken as it is.
+
+    The automatic class may turn such a tokenizer into one of another library, which has other
+    special tokens and no chat template, or into one that does not decode bytes.
+    """
+    config = path / "config.json"
+    return config.is_file() and read_json(config).get("model_type") in ("mistral3", "ministral3")
 
 
 def _from_gguf(path):
