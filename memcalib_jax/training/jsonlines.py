@@ -31,7 +31,8 @@ class JsonLines:
 
     def append(self, row: dict):
         """Writes one row."""
-        line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
+        # ASCII: a judge may write half of a surrogate pair, which has no UTF-8.
+        line = json.dumps(row).encode("ascii") + b"\n"
         with self._lock:
             self._file.write(line)
             self._file.flush()
