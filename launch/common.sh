@@ -94,7 +94,8 @@ install_package() {
         return 0
     fi
     say "Installing memcalib_jax${extras:+[$extras]} and its dependencies (a minute or more)."
-    venv_pip -e "$ROOT${extras:+[$extras]}" || return 1
+    # As a path, not as an import hook: a script in the folder above the checkout finds it too.
+    venv_pip --config-settings editable_mode=compat -e "$ROOT${extras:+[$extras]}" || return 1
     install_key >"$stamp"
 }
 

@@ -23,7 +23,11 @@ rm -f "$port_file"
 "$VENV_PYTHON" -m memcalib_jax.judge.server --port 0 --port_file "$port_file" \
     >"$run_dir/judge.log" 2>&1 &
 judge_pid=$!
-trap 'kill "$judge_pid" 2>/dev/null || true' EXIT
+finished=""
+trap 'kill "$judge_pid" 2>/dev/null || true
+    [ -n "$finished" ] || complain "stopped; run the same command again to go on where it stopped"' EXIT
+trap 'exit 143' TERM
+trap 'exit 130' INT
 for _ in $(seq 300); do
     if [ -s "$port_file" ]; then break; fi
     if ! kill -0 "$judge_pid" 2>/dev/null; then break; fi
@@ -52,3 +56,4 @@ say "A few steps prove the machinery, not the method, and the judge is a lexical
 say "Everything lies in $run_dir:"
 say "  train/metrics.jsonl, train/rollouts/, train/checkpoints/, train/tensorboard/"
 say "  before/ and after/: results.json, results.png, seed_*/responses.jsonl, seed_*/judgments.jsonl"
+finished=yes

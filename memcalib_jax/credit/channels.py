@@ -30,7 +30,7 @@ def channel_members(
     """Sort atoms into channels: the sets I of section 3.1, arXiv 2609.24259.
 
     Args:
-      ideal_A: int [..., A], the ideal level of each atom.
+      ideal_A: int [..., A], the ideal level of each atom: 0 IGNORE, 1 BOUND, 2 CONTROL.
       actual_A: int [..., A], the judged level; leading axes broadcast against `ideal_A`.
       atom_mask_A: bool [..., A]. An atom outside it is in no channel, whatever its levels.
       merge_overuse: put every over-used Ignore atom in AB- and leave AC- empty.
@@ -59,7 +59,7 @@ def channel_rewards(
     the number of atoms of the channel's ideal level, at least 1.
 
     Args:
-      ideal_A: int [..., A], the ideal level of each atom.
+      ideal_A: int [..., A], the ideal level of each atom: 0 IGNORE, 1 BOUND, 2 CONTROL.
       actual_A: int [..., A], the judged level; leading axes broadcast against `ideal_A`.
       atom_mask_A: bool [..., A]. An atom outside it counts nowhere.
 
