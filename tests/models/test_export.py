@@ -288,6 +288,12 @@ def test_other_parameters_are_refused(tmp_path):
         models.save(tmp_path / "out", params | {"head": params["embed"]}, config)
 
 
+def test_integer_dtype_is_refused(tmp_path):
+    params, config = models.load(write_source(tmp_path / "source"))
+    with pytest.raises(ValueError, match="floating-point, not int8"):
+        models.save(tmp_path / "out", params, config, dtype=np.int8)
+
+
 def test_too_little_space_is_said_before_anything_is_written(tmp_path, monkeypatch):
     params, config = models.load(write_source(tmp_path / "source"))
     export.check(tmp_path / "a" / "out", config)

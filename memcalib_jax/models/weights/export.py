@@ -35,7 +35,8 @@ def save(path, params: dict, config: ModelConfig, *, dtype=None, source=None,
     """Writes a folder that transformers, vLLM and `load` read.
 
     The folder is a whole one or is not there: its files are written into a hidden folder beside
-    it, which gets the name at the end. Besides `params`, the host holds a few layers of it.
+    it, which gets the name at the end. Besides `params`, the host holds a tensor or a few layers
+    of one parameter.
 
     Args:
       path: the folder; it may exist, empty.
@@ -99,6 +100,8 @@ def _plan(path, params, config, dtype, source):
     if shapes != config.parameter_shapes():
         raise ValueError("params must have the tree and shapes of config.parameter_shapes()")
     dtype = None if dtype is None else jnp.dtype(dtype)
+    if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"dtype must be floating-point, not {dtype.name}")
     parts, copied, tokenizer = _parts(params, config), [], None
     source = None if source is None else locate(source)
     if source is not None and not _same_shape(load_config(source), config):
