@@ -74,7 +74,7 @@ def write(path, case="llama_tied", *, without=(), kind=None, **metadata):
     return path
 
 
-@pytest.mark.parametrize("case", tiny_models.CASES)
+@pytest.mark.parametrize("case", tiny_models.GGUF_CASES)
 def test_equals_the_hugging_face_folder(case, tmp_path):
     golden = tiny_models.golden(case)
     folder = tiny_models.write_folder(tmp_path, golden["config"],

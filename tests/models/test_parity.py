@@ -58,7 +58,10 @@ def test_live_transformers(case, tmp_path):
         if case in tiny_models.WITH_GRADIENTS})
 
 
-def test_far_positions_match_transformers(tmp_path):
+# Frequencies there are float32 powers; queries that grow with the position make more of that.
+@pytest.mark.parametrize("case, far", [
+    ("qwen3_tied", 30000), ("llama_scaled", 30000), ("ministral3_untied", 5000)])
+def test_far_positions_match_transformers(case, far, tmp_path):
     torch = pytest.importorskip("torch")
     import torch_models
     import transformers
@@ -66,14 +69,14 @@ def test_far_positions_match_transformers(tmp_path):
     from memcalib_jax.models.layers import contract, head_matrix
     from memcalib_jax.models.packed import hidden_states, plain_rows
 
-    golden = tiny_models.golden("qwen3_tied")
+    golden = tiny_models.golden(case)
     tensors = tiny_models.random_tensors(golden["shapes"], seed=7)
     reference = torch_models.from_tensors(
         transformers.AutoConfig.for_model(**golden["config"]), tensors)
     params, config = models.load(tiny_models.write_folder(tmp_path, golden["config"], tensors))
     tokens, lengths = tiny_models.random_rows(config.vocab_size, seed=9, lengths=(16,))
     # A gap between two stretches makes their relative distance large too.
-    positions = np.concatenate([np.arange(8), 30000 + np.arange(8)])[None].astype(np.int32)
+    positions = np.concatenate([np.arange(8), far + np.arange(8)])[None].astype(np.int32)
     packed = plain_rows(jnp.asarray(tokens), jnp.asarray(lengths)).replace(
         positions=jnp.asarray(positions))
     ours = contract("...d,vd->...v", hidden_states(params, config, packed), head_matrix(params))
@@ -82,3 +85,22 @@ def test_far_positions_match_transformers(tmp_path):
                            position_ids=torch.tensor(positions).long(),
                            attention_mask=torch.ones(1, 1, 16, 16).tril().log()).logits.numpy()
     assert relative_error(ours, theirs) < 1e-3
+
+
+def test_text_part_of_a_live_model_of_images_and_text(tmp_path):
+    """Saved by transformers under its own tensor names, vision tower included."""
+    torch = pytest.importorskip("torch")
+    import transformers
+
+    golden = tiny_models.golden("ministral3_untied")
+    vision = dict(model_type="pixtral", hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                  num_attention_heads=2, head_dim=8, image_size=28, patch_size=14)
+    torch.manual_seed(0)
+    reference = transformers.Mistral3ForConditionalGeneration(transformers.Mistral3Config(
+        text_config=golden["config"], vision_config=vision, tie_word_embeddings=False)).eval()
+    reference.save_pretrained(tmp_path)
+    params, config = models.load(tmp_path)
+    tokens, lengths = tiny_models.random_rows(config.vocab_size, seed=8, lengths=(9,))
+    with torch.no_grad():
+        theirs = reference(torch.tensor(tokens).long()).logits.numpy()
+    assert relative_error(models.logits(params, config, tokens, lengths), theirs) < 1e-4

@@ -14,9 +14,10 @@ from memcalib_jax.models.packed import logits
 from memcalib_jax.models.weights.families import PARAMETERS, flat_shapes, tensor_names
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-CASES = ("llama_tied", "llama_untied", "llama_wide_heads", "qwen2_tied", "qwen2_untied",
-         "qwen3_tied", "qwen3_untied", "llama_scaled", "llama_linear", "qwen2_yarn",
-         "ministral3_tied", "ministral3_untied", "qwen3_moe_tied", "qwen3_moe_untied")
+GGUF_CASES = ("llama_tied", "llama_untied", "llama_wide_heads", "qwen2_tied", "qwen2_untied",
+              "qwen3_tied", "qwen3_untied")
+CASES = (*GGUF_CASES, "llama_scaled", "llama_linear", "qwen2_yarn", "ministral3_tied",
+         "ministral3_untied", "qwen3_moe_tied", "qwen3_moe_untied")
 # Gradients take long to compile: one case of each family, heads tied and not.
 WITH_GRADIENTS = ("llama_tied", "qwen2_untied", "qwen3_tied", "ministral3_tied",
                   "qwen3_moe_untied")

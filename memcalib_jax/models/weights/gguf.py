@@ -63,14 +63,15 @@ def open_file(path: Path) -> Checkpoint:
 
 
 def _refuse_unsupported(reader, config, stored, path):
-    scaling = setting(reader, f"{config.family}.rope.scaling.type", "none")
+    prefix = FAMILIES[config.family].gguf
+    scaling = setting(reader, f"{prefix}.rope.scaling.type", "none")
     if scaling != "none" or "rope_freqs.weight" in stored:
         raise ModelError(f"{path}: scaled rotary positions ({scaling}) are not supported")
-    rotated = setting(reader, f"{config.family}.rope.dimension_count", config.head_dim)
+    rotated = setting(reader, f"{prefix}.rope.dimension_count", config.head_dim)
     if rotated != config.head_dim:
         raise ModelError(f"{path}: {rotated} of {config.head_dim} dimensions of a head are "
                          "rotated; only all are supported")
-    window = setting(reader, f"{config.family}.attention.sliding_window", 0)
+    window = setting(reader, f"{prefix}.attention.sliding_window", 0)
     if window:
         raise ModelError(f"{path}: a sliding window ({window}) is not supported")
     for kind, tensor in {tensor.tensor_type: tensor for tensor in stored.values()}.items():
