@@ -93,7 +93,7 @@ def localize_tokens(
 
     The gate `G` compares the strongest unclipped signal with `min_signal`, strictly.
     """
-    strongest = jnp.max(jnp.where(candidates_C_T, signals_C_T, -jnp.inf), axis=-1)
+    strongest = jnp.max(jnp.where(candidates_C_T, signals_C_T, -jnp.inf), axis=-1, initial=-jnp.inf)
     above = jax.nn.relu(clipped_C_T - thresholds_C[:, None])
     return Localization(jnp.where(candidates_C_T, above, 0.0), strongest > min_signal)
 
@@ -137,8 +137,8 @@ def localize_sentences(
 
     ids_C_T = jnp.broadcast_to(sentence_ids_T[..., None, :], per_token.shape)
     scores = jnp.take_along_axis(per_token, ids_C_T, axis=-1, mode="clip")
-    strongest = jnp.max(jnp.where(candidates_C_T, signals_C_T, -jnp.inf), axis=-1)
-    strongest_mean = jnp.max(jnp.where(exists, means, -jnp.inf), axis=-1)
+    strongest = jnp.max(jnp.where(candidates_C_T, signals_C_T, -jnp.inf), axis=-1, initial=-jnp.inf)
+    strongest_mean = jnp.max(jnp.where(exists, means, -jnp.inf), axis=-1, initial=-jnp.inf)
     return Localization(
         scores=jnp.where(candidates_C_T, scores, 0.0),
         signal_gate=(strongest > min_signal) & (strongest_mean > min_sentence_signal),

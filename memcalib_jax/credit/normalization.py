@@ -31,9 +31,15 @@ def normalize_groups(
       float32, the shape of `values_P_G`: 0 for invalid members, for groups with fewer than two
       valid members and for groups whose sigma is under `min_std`; exactly 0 where all valid
       values are equal, at any magnitude.
+
+    Raises:
+      ValueError: shapes that do not fit together.
     """
     values = jnp.asarray(values_P_G, jnp.float32)
     valid = jnp.asarray(valid_P_G, bool)
+    _check_shapes(values, valid)
+    if not values.size:
+        return values
     valid = valid.reshape(valid.shape + (1,) * (values.ndim - valid.ndim))
     valid = jnp.broadcast_to(valid, values.shape)
     values = jnp.where(valid, values, 0.0)
@@ -49,6 +55,15 @@ def normalize_groups(
     std = jnp.sqrt(jnp.where(varies, variance, 1.0))
     varies &= std >= min_std
     return jnp.where(valid & varies, deviation / jnp.where(varies, std + epsilon, 1.0), 0.0)
+
+
+def _check_shapes(values, valid):
+    """Refuse what broadcasting would take for something else."""
+    if not 2 <= valid.ndim <= values.ndim or valid.shape != values.shape[: valid.ndim]:
+        raise ValueError(
+            "values (or rewards) must be [prompts, responses, ...] and valid have the first of "
+            f"these axes, got {list(values.shape)} and {list(valid.shape)}"
+        )
 
 
 def weigh_channels(values_P_G_C: jax.Array, channel_weights: jax.Array | None) -> jax.Array:
@@ -98,8 +113,9 @@ def grpo_advantages(
     Returns:
       float32 [P, G], one advantage for all tokens of a response; 0 where invalid.
     """
-    valid = jnp.asarray(valid_P_G, bool)
-    rewards = jnp.where(valid[..., None], jnp.asarray(rewards_P_G_C, jnp.float32), 0.0)
+    valid, rewards = jnp.asarray(valid_P_G, bool), jnp.asarray(rewards_P_G_C, jnp.float32)
+    _check_shapes(rewards, valid)
+    rewards = jnp.where(valid[..., None], rewards, 0.0)
     return normalize_groups(jnp.sum(weigh_channels(rewards, channel_weights), axis=-1), valid)
 
 

@@ -24,7 +24,7 @@ def proportional_multipliers(scores_T: jax.Array, mask_T: jax.Array) -> jax.Arra
       float32 [..., T] with mean 1 over the mask; 0 outside it and where no score is positive.
     """
     scores = jnp.where(mask_T, scores_T, 0.0)
-    highest = jnp.max(scores, axis=-1, keepdims=True)
+    highest = jnp.max(scores, axis=-1, keepdims=True, initial=0.0)
     some = highest > 0
     shares = scores / jnp.where(some, highest, 1.0)
     total = sum(split_sum(shares, -1, limit=shares.shape[-1]))
@@ -83,8 +83,8 @@ def _bisect_offset(values, mask, count, cap):
         return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
 
     # At the least value minus 1 all are at least 1; at the greatest minus 1 none is above.
-    lowest = jnp.min(jnp.where(mask, values, jnp.inf), axis=-1, keepdims=True)
-    highest = jnp.max(jnp.where(mask, values, -jnp.inf), axis=-1, keepdims=True)
+    lowest = jnp.min(jnp.where(mask, values, jnp.inf), axis=-1, keepdims=True, initial=jnp.inf)
+    highest = jnp.max(jnp.where(mask, values, -jnp.inf), axis=-1, keepdims=True, initial=-jnp.inf)
     bounds = [jnp.where(count > 0, bound - 1.0, 0.0) for bound in (lowest, highest)]
     low, _ = jax.lax.fori_loop(0, 32, halve, tuple(ordered_keys(bound) for bound in bounds))
     return floats_of(low)

@@ -46,11 +46,21 @@ def update_thresholds(
       float32 [C].
 
     Raises:
-      ValueError: `quantile` is a Python number outside [0, 1].
+      ValueError: `quantile` is a Python number outside [0, 1], or shapes do not fit together.
     """
     if isinstance(quantile, (int, float)) and not 0 <= quantile <= 1:
         raise ValueError(f"quantile must lie in [0, 1], got {quantile}")
     thresholds = jnp.asarray(thresholds_C, jnp.float32)
+    if jnp.shape(scores_C_T)[-2:-1] != thresholds.shape or jnp.ndim(thresholds) != 1:
+        raise ValueError(
+            f"scores must be [..., {len(CHANNELS)}, tokens] and thresholds [{len(CHANNELS)}], "
+            f"got {list(jnp.shape(scores_C_T))} and {list(thresholds.shape)}"
+        )
+    if jnp.shape(mask_C_T) != jnp.shape(scores_C_T):
+        raise ValueError(
+            f"the mask must have the scores' shape {list(jnp.shape(scores_C_T))}, "
+            f"got {list(jnp.shape(mask_C_T))}"
+        )
     value, count = _pool_quantile(scores_C_T, mask_C_T, quantile, axis_name)
     candidate = jnp.maximum(value, floor)
     moved = thresholds + (1.0 - decay) * (candidate - thresholds)
@@ -76,9 +86,7 @@ def _pool_quantile(scores_C_T, mask_C_T, quantile, axis_name):
         return jnp.where(count_where(keys < trial[:, None]) <= rank, trial, key)
 
     lower = jax.lax.fori_loop(0, 32, fix_bit, jnp.zeros(keys.shape[-2], jnp.uint32))
-    above = jnp.min(
-        jnp.where(keys > lower[:, None], keys, jnp.uint32(0xFFFFFFFF)), axis=pooled
-    )
+    above = jnp.min(keys, axis=pooled, where=keys > lower[:, None], initial=jnp.uint32(0xFFFFFFFF))
     if axis_name is not None:
         above = jax.lax.pmin(above, axis_name)
     repeated = count_where(keys <= lower[:, None]) > rank + 1

@@ -215,3 +215,19 @@ def test_gdpo_over_a_mapped_axis_equals_the_whole_batch():
         case["rewards"].reshape(3, 2, 8, 9), case["valid"].reshape(3, 2, 8)
     )
     np.testing.assert_allclose(parts.reshape(6, 8), whole, rtol=3e-7)
+
+
+@pytest.mark.parametrize("rewards, valid", [
+    ((2, 3, 9), (3, 2)), ((2, 3, 9), (1, 3)), ((2, 3, 9), (2,)), ((2, 3), (2, 3, 1)), ((3,), (3,)),
+])
+@pytest.mark.parametrize("method", [normalize_groups, grpo_advantages, gdpo_advantages])
+def test_shapes_that_do_not_fit_are_refused(method, rewards, valid):
+    with pytest.raises(ValueError, match=r"valid have the first of these axes, got \[.*\] and \["):
+        method(np.ones(rewards), np.ones(valid, bool))
+
+
+@pytest.mark.parametrize("prompts, responses", [(0, 3), (2, 0)])
+@pytest.mark.parametrize("method", [grpo_advantages, gdpo_advantages])
+def test_nothing_in_nothing_out(method, prompts, responses):
+    out = method(np.ones((prompts, responses, 9)), np.ones((prompts, responses), bool))
+    assert out.shape == (prompts, responses)

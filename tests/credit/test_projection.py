@@ -145,3 +145,9 @@ def test_proportional_multipliers_keep_the_mean_of_long_rows():
     exact = scores.astype(np.float64)
     exact *= 4000 / exact.sum(-1, keepdims=True)
     np.testing.assert_allclose(out, exact, rtol=3e-7)
+
+
+def test_rows_without_positions():
+    none = np.ones((2, 0))
+    assert project_multipliers(none, none > 0).shape == (2, 0)
+    assert proportional_multipliers(none, none > 0).shape == (2, 0)

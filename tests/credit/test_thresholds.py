@@ -156,3 +156,20 @@ def test_nothing_is_sorted():
 def test_a_quantile_outside_its_range_is_refused():
     with pytest.raises(ValueError, match="quantile must lie in .0, 1., got 75"):
         memcalib_jax.update_thresholds(init_thresholds(), *pool([1.0]), quantile=75)
+
+
+@pytest.mark.parametrize("channels, scores, mask, message", [
+    (9, (8, 30), (8, 30), r"scores must be .*, 9, tokens.*got \[8, 30\] and \[9\]"),
+    (9, (1, 30), (1, 30), r"got \[1, 30\] and \[9\]"),
+    (9, (9,), (9,), r"got \[9\] and \[9\]"),
+    (9, (9, 30), (9, 29), r"mask must have the scores' shape \[9, 30\], got \[9, 29\]"),
+])
+def test_shapes_that_do_not_fit_are_refused(channels, scores, mask, message):
+    with pytest.raises(ValueError, match=message):
+        update_thresholds(jnp.zeros(channels), np.ones(scores), np.ones(mask, bool))
+
+
+@pytest.mark.parametrize("shape", [(9, 0), (0, 9, 5)])
+def test_no_scores_at_all_leave_the_thresholds_alone(shape):
+    out = update_thresholds(init_thresholds(), np.ones(shape), np.ones(shape, bool), min_count=0)
+    np.testing.assert_allclose(out, 0.02, rtol=1e-6)
