@@ -43,7 +43,7 @@ def read_config(settings: dict, path: Path, *, eos_ids=(),
     numbers["norm_eps"] = 1e-6 if numbers["norm_eps"] is None else numbers["norm_eps"]
     shape = {"tie_embeddings": tie_embeddings}
     if FAMILIES[family].experts:
-        shape["experts"] = _read_experts(text, path)
+        shape["experts"] = _read_experts(text, family, path)
         numbers["intermediate_size"] = text.get(EXPERT_WIDTH)
         check_number(path, EXPERT_WIDTH, numbers["intermediate_size"], int)
     rope = _rope_settings(text, path)
@@ -123,7 +123,7 @@ def _text_settings(settings, family, path):
     return text
 
 
-def _read_experts(text, path):
+def _read_experts(text, family, path):
     """Returns the Experts; every layer must have them."""
     if text.get("mlp_only_layers"):
         _refuse(path, "mlp_only_layers", text["mlp_only_layers"], "only experts in every layer are")
@@ -138,7 +138,8 @@ def _read_experts(text, path):
         check_number(path, name, value, int)
         numbers[field] = value
     try:
-        return Experts(normalize=bool(text.get("norm_topk_prob", False)), **numbers)
+        return Experts(normalize=FAMILIES[family].normalized_experts
+                       or bool(text.get("norm_topk_prob", False)), **numbers)
     except ValueError as error:
         raise ModelError(f"{path}: {error}") from error
 
@@ -159,9 +160,12 @@ def _read_rope(rope, text, family, path):
     theta = rope.get("rope_theta", text.get("rope_theta"))
     theta = 10000.0 if theta is None else theta
     check_number(path, "rope_theta", theta, float)
-    partial = rope.get("partial_rotary_factor", text.get("partial_rotary_factor", 1.0))
-    if partial != 1.0:
+    partial = rope.get("partial_rotary_factor", text.get("partial_rotary_factor"))
+    usual = FAMILIES[family].partial_rotary_factor
+    if usual is None and partial not in (None, 1.0):
         _refuse(path, "partial_rotary_factor", partial, "only 1.0 is for this family")
+    partial = partial or usual or 1.0
+    check_number(path, "partial_rotary_factor", partial, float)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return Rope(theta, partial)

@@ -36,7 +36,10 @@ class Family:
       attention_bias: q, k and v have biases.
       qk_norm: q and k are normalized per head.
       head_dim: size of a head where a checkpoint leaves it out; None for hidden / heads.
+      partial_rotary_factor: share of a head that is rotated where a checkpoint leaves it out;
+        None where a head is always rotated whole.
       experts: every MLP is a mixture of experts.
+      normalized_experts: the weights of a token's experts sum to 1 whatever config.json says.
       query_scale: queries may grow with their position.
       interleaved_in_gguf: GGUF stores the rows of q and k in rotary pairs (2i, 2i + 1) instead
         of halves.
@@ -50,7 +53,9 @@ class Family:
     attention_bias: bool = False
     qk_norm: bool = False
     head_dim: int | None = None
+    partial_rotary_factor: float | None = None
     experts: bool = False
+    normalized_experts: bool = False
     query_scale: bool = False
     interleaved_in_gguf: bool = False
 
