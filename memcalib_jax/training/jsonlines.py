@@ -5,6 +5,10 @@ import pathlib
 import threading
 
 
+class DamagedFile(ValueError):
+    """A file of the run holds something else than it should; says where and what to do."""
+
+
 class JsonLines:
     """Rows on disk, one JSON object a line, each written out before `append` returns.
 
@@ -15,7 +19,7 @@ class JsonLines:
       rows: what the file held when it was opened.
 
     Raises:
-      ValueError: a whole line is no JSON object; names file and line.
+      DamagedFile: a whole line is no JSON object; names file and line.
     """
 
     def __init__(self, path: pathlib.Path):
@@ -48,5 +52,5 @@ def _parse(path, number, line):
     except ValueError:
         row = None
     if not isinstance(row, dict):
-        raise ValueError(f"{path}, line {number}: no JSON object; mend or remove the line")
+        raise DamagedFile(f"{path}, line {number}: no JSON object; mend or remove the line")
     return row

@@ -7,7 +7,7 @@ import pathlib
 from memcalib_jax.api import BackgroundLoop
 from memcalib_jax.data import LEVELS, Record
 from memcalib_jax.judge import AtomJudgment, Judge, Judgment
-from memcalib_jax.training.jsonlines import JsonLines
+from memcalib_jax.training.jsonlines import DamagedFile, JsonLines
 
 
 class Journal:
@@ -15,13 +15,20 @@ class Journal:
 
     A step that is done again after a crash finds its judgments here, failed ones included, and
     so comes to the same numbers. With `retry_failed` it finds the valid ones only.
+
+    Raises:
+      DamagedFile: the file holds something else; names it.
     """
 
     def __init__(self, path: pathlib.Path, *, retry_failed: bool = False):
         self._lines = JsonLines(path)
-        self._known = {
-            (row["id"], row["sample"], row["response_sha256"]): judgment_from_json(row)
-            for row in self._lines.rows if row["valid"] or not retry_failed}
+        try:
+            self._known = {
+                (row["id"], row["sample"], row["response_sha256"]): judgment_from_json(row)
+                for row in self._lines.rows if row["valid"] or not retry_failed}
+        except (KeyError, TypeError, ValueError):
+            raise DamagedFile(f"{path}: a line is no judgment; move the file away to have its "
+                              "responses judged again") from None
 
     @staticmethod
     def key(record: Record, sample_index: int, text: str) -> tuple:
