@@ -62,15 +62,17 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
     return (mixed / weights.sum(-1, keepdims=True)).transpose(2, 0, 1, 3)
 
 
-def _one_by_one(function, *trees):
-    """Maps over the leading axis: in turn on a CPU, whose cache holds one segment's scores."""
+def one_by_one(function, *trees):
+    """Maps over the leading axis: in turn on a CPU, whose cache holds one segment's products."""
     if jax.default_backend() == "cpu":
         return jax.lax.map(lambda slices: function(*slices), trees)
     return jax.vmap(function)(*trees)
 
 
-def _key_indices(start, length, ancestor_start, ancestor_length, query_size, context_size):
-    """Lays one segment's keys out as `[pad | ancestors | own]`.
+def key_indices(start, length, ancestor_start, ancestor_length, query_size, context_size):
+    """Lays what one segment sees out as `[pad | ancestors | own]`.
+
+    Where the ancestors have more than `context_size` tokens, only the last are there.
 
     Returns int32 indices into the bin and a bool validity, both `[context_size + query_size]`.
     """
@@ -93,13 +95,13 @@ def _attend_group(q, k, v, segments: Segments):
               <= jnp.arange(query_size)[:, None] + context_size)
 
     def one_segment(start, length, ancestor_start, ancestor_length):
-        index, valid = _key_indices(start, length, ancestor_start, ancestor_length,
+        index, valid = key_indices(start, length, ancestor_start, ancestor_length,
                                     query_size, context_size)
         queries = jnp.take(q, start + jnp.arange(query_size), axis=0, mode="clip")
         keys, values = (jnp.take(x, index, axis=0, mode="clip") for x in (k, v))
         return attend(queries, keys, values, valid[None, :] & causal)
 
-    return _one_by_one(one_segment, segments.start, segments.length,
+    return one_by_one(one_segment, segments.start, segments.length,
                        segments.ancestor_start, segments.ancestor_length)
 
 
@@ -127,4 +129,4 @@ def packed_attention(q: jax.Array, k: jax.Array, v: jax.Array,
             out = out.at[place].set(_attend_group(q, k, v, segments), mode="drop")
         return out
 
-    return _one_by_one(one_bin, q, k, v, groups).reshape(q.shape)
+    return one_by_one(one_bin, q, k, v, groups).reshape(q.shape)

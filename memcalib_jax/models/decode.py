@@ -3,7 +3,8 @@
 G rows share a prompt's slot. They start together, so that one length describes all their
 tails. Tails are rings: every row of every slot writes the same column at the same step, and a
 column's age says which rows may see it. Slots filled at different times thus need one
-in-place update a layer and no scatter.
+in-place update a layer and no scatter. A delta net layer has no tail: what it knows of a row is
+one state, which starts as a copy of its prompt's.
 """
 
 import jax
@@ -12,12 +13,15 @@ from flax import struct
 
 from memcalib_jax.models import layers
 from memcalib_jax.models.config import ModelConfig
+from memcalib_jax.models.delta_net import (
+    DeltaState, convolve, delta_output, project_delta, recurrent_step, split_heads)
 from memcalib_jax.models.mlp import mlp
+from memcalib_jax.models.stack import scan_layers
 
 
 @struct.dataclass
 class Cache:
-    """Rotated keys and values of P prompt slots with G rows each.
+    """Rotated keys and values of P prompt slots with G rows each, and states of delta net layers.
 
     Attributes:
       prompt_k, prompt_v: `[L, P, K, S, d]`, read by all G rows of a slot.
@@ -25,6 +29,8 @@ class Cache:
       prompt_length: int32 `[P]`, valid tokens of each prompt.
       tail_length: int32 `[P]`, tokens that each row of a slot has in its ring; at most T.
       clock: int32 scalar, steps so far; the next column written is `clock mod T`.
+      states: of each row, with leading axes `[L, P, G]` over the delta net layers; None for a
+        model without such layers.
     """
 
     prompt_k: jax.Array
@@ -34,6 +40,7 @@ class Cache:
     prompt_length: jax.Array
     tail_length: jax.Array
     clock: jax.Array
+    states: DeltaState | None = None
 
 
 def two_part_attention(q, prompt_k, prompt_v, tail_k, tail_v, prompt_mask, tail_mask):
@@ -103,20 +110,41 @@ def decode_step(params: dict, config: ModelConfig, cache: Cache, tokens_P_G: jax
         new = new.reshape(1, slots * group, config.num_kv_heads, 1, config.head_dim)
         return jax.lax.dynamic_update_slice(tail, new, (index, 0, 0, column, 0))
 
-    # The tails ride in the carry, not in the scan's inputs and outputs: they stay in place.
-    def layer_step(carry, scanned):
-        x, tail_k, tail_v = carry
+    # Tails and states ride in the carry, not in the scan's inputs and outputs: they stay in place.
+    def attention_step(carry, scanned):
+        x, tail_k, tail_v, states = carry
         layer, prompt_k, prompt_v, index = scanned
         q, k, v, gate = layers.project_qkv(x, positions, layer, config)
         tail_k, tail_v = write(tail_k, k, index), write(tail_v, v, index)
         mixed = two_part_attention(q, prompt_k, prompt_v, tail_k[index], tail_v[index],
                                    prompt_mask, tail_mask)
         x = layers.attention_output(x, mixed, gate, layer)
-        return (mlp(x, layer, config), tail_k, tail_v), None
+        return (mlp(x, layer, config), tail_k, tail_v, states), None
 
-    start = (layers.embed(params, tokens_P_G), cache.tail_k, cache.tail_v)
-    scanned = (params["layers"], cache.prompt_k, cache.prompt_v, jnp.arange(config.num_layers))
-    (x, tail_k, tail_v), _ = jax.lax.scan(layer_step, start, scanned)
+    def delta_step(carry, scanned):
+        x, tail_k, tail_v, states = carry
+        layer, index = scanned
+        x, state = _delta_layer(x, layer, jax.tree.map(lambda x: x[index], states), config)
+        states = jax.tree.map(lambda room, new: room.at[index].set(new), states, state)
+        return (mlp(x, layer, config), tail_k, tail_v, states), None
+
+    num_attention, num_delta = (config.layer_kinds.count(kind) for kind in ("attention", "delta"))
+    start = (layers.embed(params, tokens_P_G), cache.tail_k, cache.tail_v, cache.states)
+    (x, tail_k, tail_v, states), _ = scan_layers(
+        config.layer_pattern, {"attention": attention_step, "delta": delta_step}, start,
+        {"attention": (params["layers"], cache.prompt_k, cache.prompt_v,
+                       jnp.arange(num_attention)),
+         "delta": (params.get("delta_layers"), jnp.arange(num_delta))})
     hidden = layers.norm(x, params["final_norm"], config)
-    return hidden, cache.replace(tail_k=tail_k, tail_v=tail_v,
+    return hidden, cache.replace(tail_k=tail_k, tail_v=tail_v, states=states,
                                  tail_length=cache.tail_length + 1, clock=cache.clock + 1)
+
+
+def _delta_layer(x, layer, state: DeltaState, config: ModelConfig):
+    """Feeds each row's token `x [P, G, D]` to its state; returns the stream and the state."""
+    inputs, log_decay, beta, gate = project_delta(x, layer, config)
+    near = jnp.concatenate([state.inputs, inputs[..., None, :]], axis=-2)
+    q, k, v = split_heads(convolve(near, layer["conv"])[..., 0, :], config.delta)
+    memory, mixed = recurrent_step(state.memory, q, k, v, log_decay, beta)
+    return (delta_output(x, mixed, gate, layer, config),
+            DeltaState(memory, near[..., 1:, :]))

@@ -3,13 +3,17 @@
     S_t = exp(g_t) S_(t-1) + k_t (beta_t (v_t - exp(g_t) S_(t-1)^T k_t))^T,    o_t = S_t^T q_t
 
 (Gated Delta Networks, arXiv 2412.06464). Two forms of one function: token by token, which
-decoding takes and which is the definition; and chunk by chunk, which known tokens take. All of
-it is float32 at the highest precision, since errors of a state last as long as the state.
+decoding takes and which is the definition; and chunk by chunk, which known tokens take: what
+happens within chunks is solved side by side, only the states go in sequence. All of it is float32
+at the highest precision, since errors of a state last as long as the state.
 """
 
 import jax
 import jax.numpy as jnp
 from flax import struct
+
+from memcalib_jax.models import layers
+from memcalib_jax.models.config import DeltaNet, ModelConfig
 
 CHUNK = 64
 _PRECISION = jax.lax.Precision.HIGHEST
@@ -67,52 +71,76 @@ def recurrent(q: jax.Array, k: jax.Array, v: jax.Array, log_decay: jax.Array, be
     return out, state
 
 
-def chunked(q: jax.Array, k: jax.Array, v: jax.Array, log_decay: jax.Array, beta: jax.Array,
-            state: jax.Array, *, chunk: int = CHUNK) -> tuple[jax.Array, jax.Array]:
-    """Feeds one sequence chunk by chunk; equals `recurrent`.
+@struct.dataclass
+class Chunks:
+    """Stretches of tokens, solved as far as that goes without the state before them.
 
-    Within a chunk, what each token writes depends on what the ones before it wrote: a unit
-    triangular system, solved for all chunks side by side. Only the states go in sequence.
+    Attributes:
+      written: `[..., H, T, dv]`, what the tokens would write after an empty state.
+      from_state: `[..., H, 2 T, dk]`: by what each token takes back of the state before, then by
+        what each query reads of it.
+      from_written: `[..., H, T + dk, T]`: how much of each token's write a query meets, then what
+        it adds to the state at the end.
+      kept: `[..., H]`, what is left of the state before at the end.
+    """
+
+    written: jax.Array
+    from_state: jax.Array
+    from_written: jax.Array
+    kept: jax.Array
+
+
+def solve_chunks(q: jax.Array, k: jax.Array, v: jax.Array, log_decay: jax.Array,
+                 beta: jax.Array) -> Chunks:
+    """Solves chunks of tokens, all side by side.
+
+    What a token writes depends on what the ones before it wrote: a unit triangular system.
 
     Args:
-      q, k, v, log_decay, beta, state: as of `recurrent`; T is a multiple of `chunk`.
-      chunk: tokens of a chunk.
-
-    Returns:
-      What is read, float32 `[T, H, dv]`, and the states before each chunk and after the last,
-      float32 `[T / chunk + 1, H, dk, dv]`.
+      q, k: float32 `[..., T, H, dk]`; v: float32 `[..., T, H, dv]`.
+      log_decay, beta: float32 `[..., T, H]`; both 0 at a token that must leave no trace.
     """
-    def chunks(x):  # [T, H, ...] -> [T / chunk, H, chunk, ...]
-        return x.reshape(-1, chunk, *x.shape[1:]).swapaxes(1, 2)
-
-    q, k, v, log_decay, beta = (chunks(x) for x in (q, k, v, log_decay, beta))
-    since_start = jnp.cumsum(log_decay, axis=-1)
-    to_end = since_start[..., -1:] - since_start
-    causal = jnp.tri(chunk, dtype=bool)
+    q, k, v = (x.swapaxes(-2, -3) for x in (q, k, v))
+    log_decay, beta = log_decay.mT, beta.mT[..., None]
+    causal = jnp.tri(log_decay.shape[-1], dtype=bool)
+    since_start = _product(log_decay, causal.T.astype(jnp.float32))
     between = jnp.where(causal, since_start[..., :, None] - since_start[..., None, :], 0.0)
     decay = jnp.where(causal, jnp.exp(between), 0.0)
-
-    weighted_k = beta[..., None] * k
-    overlaps = _product(weighted_k, k.mT) * decay
     from_start = jnp.exp(since_start)[..., None]
+    to_end = jnp.exp(since_start[..., -1:] - since_start)[..., None]
+    overlaps = _product(beta * k, k.mT) * decay
     solved = jax.scipy.linalg.solve_triangular(
-        overlaps, jnp.concatenate([beta[..., None] * v, weighted_k * from_start], axis=-1),
+        overlaps, jnp.concatenate([beta * v, beta * k * from_start], axis=-1),
         lower=True, unit_diagonal=True)
-    written, read_before = jnp.split(solved, [v.shape[-1]], axis=-1)
-    scores = _product(q, k.mT) * decay
+    written, taken_back = jnp.split(solved, [v.shape[-1]], axis=-1)
+    met = _product(q, k.mT) * decay
+    return Chunks(written, from_state=jnp.concatenate([taken_back, q * from_start], axis=-2),
+                  from_written=jnp.concatenate([met, (k * to_end).mT], axis=-2),
+                  kept=jnp.exp(since_start[..., -1]))
 
-    def one_chunk(state, parts):
-        written, read_before, scores, q, k, kept = parts
-        written = written - _product(read_before, state)
-        out = _product(q, state) + _product(scores, written)
-        state = state * kept[..., None, None] + _product(k.mT, written)
-        return state, (out, state)
 
-    parts = (written, read_before, scores, q * from_start, k * jnp.exp(to_end)[..., None],
-             jnp.exp(since_start[..., -1]))
-    _, (out, after) = jax.lax.scan(one_chunk, state, parts)
-    out = out.swapaxes(1, 2).reshape(-1, *out.shape[1:2], out.shape[-1])
-    return out, jnp.concatenate([state[None], after])
+def run_chunks(chunks: Chunks, state: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Feeds consecutive chunks to states; equals `recurrent` on their tokens.
+
+    Args:
+      chunks: leading axes `[n, ...]`, n chunks in order.
+      state: float32 `[..., H, dk, dv]`, what came before.
+
+    Returns:
+      What is read, float32 `[n, ..., T, H, dv]`, and the states before each chunk and after the
+      last, float32 `[n + 1, ..., H, dk, dv]`.
+    """
+    size = chunks.written.shape[-2]
+
+    def one_chunk(state, chunk):
+        taken_back, read = jnp.split(_product(chunk.from_state, state), 2, axis=-2)
+        met, added = jnp.split(_product(chunk.from_written, chunk.written - taken_back), [size],
+                               axis=-2)
+        state = state * chunk.kept[..., None, None] + added
+        return state, (read + met, state)
+
+    _, (out, after) = jax.lax.scan(one_chunk, state, chunks)
+    return out.swapaxes(-2, -3), jnp.concatenate([state[None], after])
 
 
 def _product(first, second):
@@ -141,22 +169,44 @@ def unit(x: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + 1e-6)
 
 
-def split_heads(mixed: jax.Array, num_key_heads: int, num_value_heads: int, key_dim: int,
-                value_dim: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Cuts convolved channels into one query, key and value a value head.
+def split_heads(mixed: jax.Array, net: DeltaNet) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Cuts convolved channels into one query, key and value for each of the value heads.
 
-    Queries and keys have length 1 (queries then scaled by `key_dim ** -0.5`); each serves
+    Queries and keys have length 1 (queries are then scaled by `key_dim ** -0.5`); each serves
     `num_value_heads / num_key_heads` value heads side by side.
 
     Args:
-      mixed: float32 `[..., 2 * num_key_heads * key_dim + num_value_heads * value_dim]`.
+      mixed: float32 `[..., C]`: all queries, all keys, all values.
+      net: numbers and sizes of heads.
 
     Returns:
-      q and k, float32 `[..., num_value_heads, key_dim]`; v `[..., num_value_heads, value_dim]`.
+      q and k, float32 `[..., H, dk]`; v `[..., H, dv]`.
     """
-    keys = num_key_heads * key_dim
+    keys = net.num_key_heads * net.key_dim
     q, k, v = jnp.split(mixed, [keys, 2 * keys], axis=-1)
     lead = mixed.shape[:-1]
-    q, k = (jnp.repeat(unit(x.reshape(*lead, num_key_heads, key_dim)),
-                       num_value_heads // num_key_heads, axis=-2) for x in (q, k))
-    return q * key_dim ** -0.5, k, v.reshape(*lead, num_value_heads, value_dim)
+    q, k = (jnp.repeat(unit(x.reshape(*lead, net.num_key_heads, net.key_dim)),
+                       net.num_value_heads // net.num_key_heads, axis=-2) for x in (q, k))
+    return q * net.key_dim ** -0.5, k, v.reshape(*lead, net.num_value_heads, net.value_dim)
+
+
+def project_delta(x: jax.Array, layer: dict, config: ModelConfig):
+    """Returns what a delta net layer takes of the residual stream `x [..., D]`, all float32.
+
+    Returns:
+      The convolution's inputs `[..., C]`, log decays and betas `[..., H]`, and the gate of each
+      head's output `[..., H, dv]`.
+    """
+    x = layers.norm(x, layer["attention_norm"], config)
+    inputs, decay, beta, gate = (
+        layers.project(x, layer, name) for name in ("qkv", "decay", "beta", "output_gate"))
+    log_decay = -jnp.exp(layer["log_rate"].astype(jnp.float32)) * jax.nn.softplus(decay)
+    return inputs, log_decay, jax.nn.sigmoid(beta), gate
+
+
+def delta_output(x: jax.Array, mixed: jax.Array, gate: jax.Array, layer: dict,
+                 config: ModelConfig) -> jax.Array:
+    """Returns the stream `x [..., D]` plus the projected heads `mixed [..., H, dv]`, each
+    normalized, then gated."""
+    normal = layers.rms_norm(mixed, layer["value_norm"], config.norm_eps)
+    return x + layers.project(normal * jax.nn.silu(gate), layer, "o", input_axes=2)

@@ -9,7 +9,10 @@ from flax import struct
 from memcalib_jax.models import layers
 from memcalib_jax.models.attention import Segments, packed_attention
 from memcalib_jax.models.config import ModelConfig
+from memcalib_jax.models.delta_net import delta_output, project_delta
 from memcalib_jax.models.mlp import mlp
+from memcalib_jax.models.packed_delta import lay_out, packed_delta
+from memcalib_jax.models.stack import scan_layers
 
 
 @struct.dataclass
@@ -19,7 +22,9 @@ class Packed:
     Attributes:
       tokens: int32 `[bins, N]`; places that belong to no segment may hold any id.
       positions: int32 `[bins, N]`, a token's place in its own sequence, ancestors included.
-      segments: the attention layout, grouped by static shape.
+      segments: the attention layout, grouped by static shape. Where a model has delta net layers,
+        ancestors lie in earlier groups, and others leave a segment only at multiples of
+        `delta_net.CHUNK` tokens or at its end.
     """
 
     tokens: jax.Array
@@ -52,18 +57,37 @@ def hidden_states(params: dict, config: ModelConfig, packed: Packed, *,
 
 
 def prefill(params: dict, config: ModelConfig, packed: Packed):
-    """Returns the hidden states and every layer's k and v: `[L, bins, N, K, d]` each."""
-    return _run(params, config, packed, remat=False, keep_cache=True)
+    """Returns what decoding after plain rows needs: one segment a bin.
+
+    Returns:
+      The hidden states; k and v of every attention layer, `[L, bins, N, K, d]` each; and the
+      `DeltaState` of every delta net layer after each row, with leading axes `[L, bins]`, None
+      for a model without such layers.
+    """
+    hidden, cache = _run(params, config, packed, remat=False, keep_cache=True)
+    states = jax.tree.map(lambda x: x[:, :, 0], cache.get("delta"))
+    return hidden, *cache["attention"], states
 
 
 def _run(params, config, packed, *, remat, keep_cache):
-    def layer_step(x, layer):
+    def attention_step(x, layer):
         q, k, v, gate = layers.project_qkv(x, packed.positions, layer, config)
         x = layers.attention_output(x, packed_attention(q, k, v, packed.segments), gate, layer)
         return mlp(x, layer, config), ((k, v) if keep_cache else None)
 
-    step = jax.checkpoint(layer_step) if remat else layer_step
-    x, cache = jax.lax.scan(step, layers.embed(params, packed.tokens), params["layers"])
+    def delta_step(x, layer):
+        inputs, log_decay, beta, gate = project_delta(x, layer, config)
+        mixed, state = packed_delta(inputs, log_decay, beta, layer["conv"], layout, config.delta)
+        x = delta_output(x, mixed, gate, layer, config)
+        return mlp(x, layer, config), (state if keep_cache else None)
+
+    layout = lay_out(packed.segments, config.delta) if config.delta else None
+    steps = {"attention": attention_step, "delta": delta_step}
+    if remat:
+        steps = {kind: jax.checkpoint(step) for kind, step in steps.items()}
+    x, cache = scan_layers(
+        config.layer_pattern, steps, layers.embed(params, packed.tokens),
+        {"attention": params["layers"], "delta": params.get("delta_layers")})
     return layers.norm(x, params["final_norm"], config), cache
 
 

@@ -38,7 +38,7 @@ class Rows:
     """P slots of G rows that decode together.
 
     Attributes:
-      cache: keys and values of every token before each row's last one.
+      cache: what the model knows of every token before each row's last one.
       tokens: int32 `[P, G]`, the last token drawn, not yet in the cache.
       done: bool `[P, G]`, the row has ended or never held a response.
       request_ids: uint32 `[P, G]` and sample_ids: int32 `[P, G]`: the row's random numbers.
@@ -89,14 +89,14 @@ def admit(params: dict, config: ModelConfig, rows: Rows, request: Request, slots
     Returns:
       The rows, and the first tokens and log-probs `[n, G]`.
     """
-    hidden, (k, v) = prefill(params, config, plain_rows(prompts, lengths))
+    hidden, k, v, states = prefill(params, config, plain_rows(prompts, lengths))
     last = hidden[jnp.arange(prompts.shape[0]), lengths - 1]
     # Repeated before the head, so that each row draws as it does in a decoding step.
     last = jnp.broadcast_to(last[:, None], (*sample_ids.shape, last.shape[-1]))
     tokens, log_probs, ended = _draw_next(
         params, last, request_ids, sample_ids, jnp.zeros_like(sample_ids), request)
     rows = Rows(
-        cache=caches.put_prompts(rows.cache, slots, k, v, lengths),
+        cache=caches.put_prompts(rows.cache, slots, k, v, states, lengths),
         tokens=rows.tokens.at[slots].set(tokens),
         done=rows.done.at[slots].set(ended | (sample_ids < 0)),
         request_ids=rows.request_ids.at[slots].set(request_ids),

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from memcalib_jax.models.config import ModelConfig
+from memcalib_jax.models.delta_net import CHUNK
 from memcalib_jax.models.layers import head_matrix
 from memcalib_jax.models.packed import hidden_states
 from memcalib_jax.scoring.log_probs import token_log_probs
@@ -63,11 +64,17 @@ def score_packing(params: dict, config: ModelConfig, packing: Packing,
     return packing.rows(jax.device_get(values))
 
 
-def pack_groups(groups: Sequence[ScoringGroup], *,
-                bin_tokens: int = DEFAULT_BIN_TOKENS) -> Packing:
-    """Packs every group's tree of distinct segments."""
+def branch_multiple(config: ModelConfig) -> int:
+    """Returns where variants may leave the full prompt: at multiples of so many tokens."""
+    return CHUNK if config.delta else 1
+
+
+def pack_groups(groups: Sequence[ScoringGroup], *, bin_tokens: int = DEFAULT_BIN_TOKENS,
+                branch_multiple: int = 1) -> Packing:
+    """Packs every group's tree of distinct segments, cut as `branch_multiple` of the model says."""
     return pack([build_tree(group.prompts, group.responses, group.pairs,
-                            position_offsets=group.position_offsets) for group in groups],
+                            position_offsets=group.position_offsets,
+                            branch_multiple=branch_multiple) for group in groups],
                 bin_tokens=bin_tokens)
 
 
@@ -94,7 +101,8 @@ def score_counterfactuals(params: dict, config: ModelConfig, groups: Sequence[Sc
     check_temperature(temperature)
     if not any(len(group.pairs) for group in groups):
         return [[] for _ in groups]
-    return score_packing(params, config, pack_groups(groups, bin_tokens=bin_tokens), temperature)
+    packing = pack_groups(groups, bin_tokens=bin_tokens, branch_multiple=branch_multiple(config))
+    return score_packing(params, config, packing, temperature)
 
 
 def check_temperature(temperature: float):

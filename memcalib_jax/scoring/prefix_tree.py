@@ -62,7 +62,8 @@ def common_prefix(first: np.ndarray, second: np.ndarray) -> int:
 
 def build_tree(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]],
                pairs: Sequence[tuple[int, int]], *,
-               position_offsets: Sequence[int] | None = None) -> Tree:
+               position_offsets: Sequence[int] | None = None,
+               branch_multiple: int = 1) -> Tree:
     """Builds the tree of the pairs' distinct segments.
 
     Args:
@@ -71,6 +72,8 @@ def build_tree(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[in
       pairs: (prompt index, response index), in any order, repeats allowed.
       position_offsets: shift of each prompt's positions (0 by default). A shifted prompt
         shares nothing with others.
+      branch_multiple: variants leave the spine at multiples of this many tokens, where the model
+        has a state to fork. A repeated prompt is shared whole.
 
     Raises:
       ValueError: an empty prompt or response, or an index out of range.
@@ -98,6 +101,7 @@ def build_tree(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[in
         tokens = prompts[index]
         # The last token always stays with the variant: its hidden state predicts the response.
         shared = min(common_prefix(tokens, prompts[0]), len(tokens) - 1)
+        shared -= shared % branch_multiple
         if index == 0 or offsets[index] != offsets[0] or shared == 0:
             return Segment(tokens, offsets[index], ())
         return Segment(tokens[shared:], offsets[0] + shared, ((prompt_segment(0), shared),))

@@ -10,7 +10,7 @@ from memcalib_jax import credit
 from memcalib_jax.data import Record, ablate, render
 from memcalib_jax.judge import Judgment
 from memcalib_jax.scoring import ScoringGroup
-from memcalib_jax.scoring.counterfactual import pack_groups, score_packing
+from memcalib_jax.scoring.counterfactual import branch_multiple, pack_groups, score_packing
 from memcalib_jax.scoring.packing import bucket
 from memcalib_jax.training.rollouts import Policy, Rollouts
 
@@ -102,7 +102,8 @@ def score_channels(policy: Policy, rollouts: Rollouts, levels: JudgedLevels, *, 
                                representation)
         groups.append(group)
         targets.append(target)
-    packing = pack_groups(groups, bin_tokens=bin_tokens)
+    packing = pack_groups(groups, bin_tokens=bin_tokens,
+                          branch_multiple=branch_multiple(policy.config))
     log_probs = score_packing(policy.params, policy.config, packing, temperature)
 
     full = np.zeros((*levels.valid_P_G.shape, max_tokens), np.float32)

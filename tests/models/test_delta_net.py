@@ -6,10 +6,20 @@ import numpy as np
 import pytest
 
 from memcalib_jax.models import delta_net
+from memcalib_jax.models.config import DeltaNet
 from memcalib_jax.models.delta_net import CHUNK, convolve, recurrent_step, split_heads
 
+
+def by_chunk(*inputs):
+    """Feeds tokens in chunks: what is read, and the states at the chunks' boundaries."""
+    *tokens, state = inputs
+    chunks = delta_net.solve_chunks(*(x.reshape(-1, CHUNK, *x.shape[1:]) for x in tokens))
+    out, states = delta_net.run_chunks(chunks, state)
+    return out.reshape(tokens[2].shape), states
+
+
 recurrent, chunked, unit = (
-    jax.jit(form) for form in (delta_net.recurrent, delta_net.chunked, delta_net.unit))
+    jax.jit(form) for form in (delta_net.recurrent, by_chunk, delta_net.unit))
 
 
 def relative_error(ours, theirs):
@@ -147,7 +157,7 @@ def test_convolution_by_hand():
 def test_heads_are_cut_in_order_and_keys_serve_neighbours():
     """Two key heads of 2, four value heads of 1: channels q0 q1 k0 k1 v0 v1 v2 v3."""
     mixed = jnp.array([3.0, 4.0, 0.0, 2.0, 5.0, 12.0, 1.0, 0.0, 7.0, 8.0, 9.0, 10.0])
-    q, k, v = split_heads(mixed, num_key_heads=2, num_value_heads=4, key_dim=2, value_dim=1)
+    q, k, v = split_heads(mixed, DeltaNet(("delta", "attention"), 2, 4, 2, 1, conv_size=4))
     q0, q1, k0, k1 = np.array([.6, .8]), np.array([0, 1]), np.array([5, 12]) / 13, np.array([1, 0])
     np.testing.assert_allclose(q * 2 ** 0.5, [q0, q0, q1, q1], rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(k, [k0, k0, k1, k1], rtol=1e-6, atol=1e-7)
