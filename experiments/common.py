@@ -1,5 +1,6 @@
 """What the programs share: flags of the model and the judge, run folders, and plain errors."""
 
+import dataclasses
 import fcntl
 import importlib.metadata
 import json
@@ -7,7 +8,7 @@ import os
 import pathlib
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,8 @@ from absl import app, flags, logging
 from memcalib_jax.api import BackgroundLoop, ChatClient, ChatError, ChatSettings
 from memcalib_jax.data import Record, RecordError, load_records, sample_path, stratified_split
 from memcalib_jax.judge import DEFAULT_INSTRUCTIONS, Judge, load_instructions
-from memcalib_jax.models import ModelConfig, ModelError, default_model_path, locate
+from memcalib_jax.models import ModelConfig, ModelError, default_model_path, load, locate
+from memcalib_jax.models.lora import LoraConfig, adapter_shapes, target_paths, with_adapter
 from memcalib_jax.training.checkpoint import Checkpoints
 from memcalib_jax.training.logging import write_json
 from memcalib_jax.training.rollouts import Prompt, render_prompts
@@ -53,6 +55,16 @@ def define_model_flags():
     flags.DEFINE_string("run_dir", None, "Folder of the run; an earlier run there is resumed.",
                         required=True)
     flags.DEFINE_integer("seed", 0, "Seed of shuffling and sampling.", lower_bound=0)
+
+
+def define_lora_flags():
+    """Defines the flags that say whether an adapter is trained instead of all parameters."""
+    flags.DEFINE_integer("lora_rank", 0, "Rank of the low-rank adapter that is trained on the "
+                         "frozen model; 0: all parameters are trained.", lower_bound=0)
+    flags.DEFINE_float("lora_alpha", 64.0, "The adapter's product is scaled by alpha / rank.",
+                       lower_bound=1e-6)
+    flags.DEFINE_list("lora_targets", ["all-linear"], "Projections with an adapter, such as "
+                      "q_proj,v_proj; all-linear: every one but routers and stacked experts.")
 
 
 def define_judge_flags():
@@ -104,14 +116,58 @@ def model_path() -> pathlib.Path:
     return locate(FLAGS.model_path) if FLAGS.model_path else default_model_path()
 
 
-def abstract_params(config: ModelConfig) -> dict:
-    """Returns the shapes of a model's master weights, as `jax.eval_shape` would."""
-    return jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32),
-                        config.parameter_shapes(), is_leaf=lambda x: isinstance(x, tuple))
+def lora_config(values: Mapping, config: ModelConfig) -> LoraConfig | None:
+    """Returns the adapter that the values of the flags, or of a run's config.json, ask for.
+
+    Raises:
+      UsageError: a target is no projection of the model.
+    """
+    if not values.get("lora_rank"):
+        return None
+    lora = LoraConfig(values["lora_rank"], values["lora_alpha"], tuple(values["lora_targets"]))
+    try:
+        target_paths(config, lora.targets)
+    except ValueError as error:
+        raise UsageError(f"--lora_targets: {error}") from None
+    return lora
 
 
-def open_checkpoint(run: str, config: ModelConfig) -> tuple[Checkpoints, int]:
-    """Returns the checkpoints of a training run's folder and the newest one's step.
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """The newest checkpoint of a training run.
+
+    Attributes:
+      checkpoints, step: where it is.
+      config: the shape of the model that was trained.
+      lora: the adapter that it holds; None: it holds all parameters.
+    """
+
+    checkpoints: Checkpoints
+    step: int
+    config: ModelConfig
+    lora: LoraConfig | None
+
+    @property
+    def shapes(self) -> dict:
+        """The tree of the shapes of what was trained."""
+        return (adapter_shapes(self.config, self.lora) if self.lora
+                else self.config.parameter_shapes())
+
+    def params(self, base_path: pathlib.Path, *, join: Callable = with_adapter) -> dict:
+        """Returns the whole model's master weights.
+
+        Args:
+          base_path: the model that an adapter was trained on; not read where all parameters were.
+          join: puts an adapter to its base, `merge` or `with_adapter`.
+        """
+        trained = self.checkpoints.restore_params(self.step, jax.tree.map(
+            lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32), self.shapes,
+            is_leaf=lambda x: isinstance(x, tuple)))
+        return join(load(base_path)[0], trained, self.lora) if self.lora else trained
+
+
+def open_checkpoint(run: str, config: ModelConfig) -> Trained:
+    """Opens the newest checkpoint of a training run's folder.
 
     Raises:
       UsageError: there is none, or it is of a model of another shape.
@@ -122,11 +178,20 @@ def open_checkpoint(run: str, config: ModelConfig) -> tuple[Checkpoints, int]:
     if step is None:
         raise UsageError(f"--checkpoint={run} holds no whole checkpoint (looked in {folder}); "
                          "give the --run_dir of a training run")
-    if checkpoints.param_shapes(step) != config.parameter_shapes():
+    trained = Trained(checkpoints, step, config, lora_config(_read_config(run), config))
+    if checkpoints.param_shapes(step) != trained.shapes:
         raise UsageError(f"--checkpoint={run} holds parameters of another shape than "
                          f"--model_path={model_path()}; give the model that the training started "
                          "from")
-    return checkpoints, step
+    return trained
+
+
+def _read_config(run):
+    path = pathlib.Path(run) / "config.json"
+    try:
+        return json.loads(path.read_text()) if path.exists() else {}
+    except ValueError:
+        raise UsageError(f"{path} is not JSON") from None
 
 
 def read_records(path: str | None, *, held_out: bool) -> list[Record]:

@@ -67,8 +67,9 @@ def main():
     model_config, tokenizer = load_config(path), load_tokenizer(path)
     prompts = common.fitting_prompts(tokenizer, records, FLAGS.representation, "evaluation")
     common.check_lengths(prompts, model_config)
-    checkpoints, step = (common.open_checkpoint(FLAGS.checkpoint, model_config)
-                         if FLAGS.checkpoint else (None, None))
+    trained = (common.open_checkpoint(FLAGS.checkpoint, model_config) if FLAGS.checkpoint
+               else None)
+    step = trained.step if trained else None
     config = common.flag_values() | {
         "model_path": str(path), "checkpoint_step": step, "prompts_sha256": digest(prompts)}
     print(json.dumps(config, indent=2))
@@ -80,8 +81,7 @@ def main():
 
     @functools.cache
     def policy() -> Policy:
-        params = (checkpoints.restore_params(step, common.abstract_params(model_config))
-                  if checkpoints else load(path, dtype=jnp.float32)[0])
+        params = trained.params(path) if trained else load(path, dtype=jnp.float32)[0]
         return Policy(matrices_in(params, FLAGS.dtype), model_config, tokenizer)
 
     seeds = open_seeds(run_dir, prompts, judge, background)
@@ -101,7 +101,7 @@ def main():
     results = {
         "format": report.FORMAT, "note": report.judge_note(FLAGS.judge_model),
         "model": str(path),
-        "checkpoint": {"run": FLAGS.checkpoint, "step": step} if checkpoints else None,
+        "checkpoint": {"run": FLAGS.checkpoint, "step": step} if trained else None,
         "judge": {"model": FLAGS.judge_model, "statistics": client.stats()},
         "records": {"in_file": len(records), "too_long": len(records) - len(prompts),
                     "answered": len(prompts)},

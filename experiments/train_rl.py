@@ -15,16 +15,18 @@ from absl import flags
 from experiments import common
 from memcalib_jax.credit import CreditConfig
 from memcalib_jax.models import load, load_config, load_tokenizer
+from memcalib_jax.models.weights.peft import save_adapter
 from memcalib_jax.training.advantages import METHODS
 from memcalib_jax.training.loop import LoopConfig, train
 from memcalib_jax.training.rollouts import Policy, SamplingConfig
-from memcalib_jax.training.state import OptimizerConfig
+from memcalib_jax.training.state import OptimizerConfig, matrices_in
 from memcalib_jax.training.step import StepConfig
 from memcalib_jax.training.update import ObjectiveConfig
 
 FLAGS = flags.FLAGS
 
 common.define_model_flags()
+common.define_lora_flags()
 common.define_judge_flags()
 flags.DEFINE_string("train_file", None, "Records to train on (JSONL); default: 36 sample records.")
 flags.DEFINE_string("eval_file", None, "Records to evaluate on during training; default: the "
@@ -102,6 +104,7 @@ def main():
         eval_records = common.read_records(FLAGS.eval_file, held_out=True)
     path = common.model_path()
     model_config, tokenizer = load_config(path), load_tokenizer(path)
+    lora = common.lora_config(common.flag_values(), model_config)
     prompts = common.fitting_prompts(tokenizer, records, FLAGS.representation, "training")
     eval_prompts = common.fitting_prompts(
         tokenizer, eval_records, FLAGS.eval_representation, "evaluation")
@@ -123,8 +126,12 @@ def main():
     common.claim_run_dir(run_dir, config, may_change=MAY_CHANGE)
 
     params, _ = load(path, dtype=jnp.float32)
+    if lora:  # a frozen base needs no more than what its products take
+        params = matrices_in(params, jnp.promote_types(FLAGS.dtype, settings.scoring_dtype))
     policy = Policy(params, model_config, tokenizer)
-    train(loop, settings, policy, prompts, eval_prompts, judge, background)
+    state = train(loop, settings, policy, prompts, eval_prompts, judge, background, lora=lora)
+    if lora:
+        save_adapter(run_dir / "adapter", state.params, lora, model_config, str(path))
     background.submit(client.aclose()).result()
     background.close()
     print(f"judge: {json.dumps(client.stats())}")
