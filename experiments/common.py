@@ -2,8 +2,10 @@
 
 import dataclasses
 import fcntl
+import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import pathlib
 import sys
@@ -19,7 +21,8 @@ from memcalib_jax.data import Record, RecordError, load_records, sample_path, st
 from memcalib_jax.judge import DEFAULT_INSTRUCTIONS, Judge, load_instructions
 from memcalib_jax.models import ModelConfig, ModelError, default_model_path, load, locate
 from memcalib_jax.models.lora import LoraConfig, adapter_shapes, target_paths, with_adapter
-from memcalib_jax.training.checkpoint import Checkpoints
+from memcalib_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
+from memcalib_jax.training.jsonlines import DamagedFile
 from memcalib_jax.training.logging import write_json
 from memcalib_jax.training.rollouts import Prompt, render_prompts
 from memcalib_jax.training.step import NoValidResponse
@@ -54,7 +57,8 @@ def define_model_flags():
     flags.DEFINE_integer("max_response_tokens", 2048, "Most tokens of a response.", lower_bound=1)
     flags.DEFINE_string("run_dir", None, "Folder of the run; an earlier run there is resumed.",
                         required=True)
-    flags.DEFINE_integer("seed", 0, "Seed of shuffling and sampling.", lower_bound=0)
+    flags.DEFINE_integer("seed", 0, "Seed of shuffling and sampling.", lower_bound=0,
+                         upper_bound=2**32 - 1)
 
 
 def define_lora_flags():
@@ -97,9 +101,20 @@ def open_judge(run_dir: pathlib.Path) -> tuple[Judge, ChatClient, BackgroundLoop
         client = ChatClient(settings)
     except (ValueError, OSError) as error:
         raise UsageError(f"judge: {error}") from None
+    if FLAGS.judge_cache_dir:
+        _check_folder("judge_cache_dir", pathlib.Path(FLAGS.judge_cache_dir))
     background = BackgroundLoop("judge")
     background.submit(client.probe()).result()
     return Judge(client, instructions), client, background
+
+
+def _check_folder(flag, folder):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--{flag}={folder} cannot be made: {error.strerror}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"--{flag}={folder} cannot be written")
 
 
 def _chat_settings(run_dir):
@@ -186,12 +201,16 @@ def open_checkpoint(run: str, config: ModelConfig) -> Trained:
     return trained
 
 
-def _read_config(run):
+def _read_config(run) -> dict:
+    """Returns the settings in a run's folder; empty where there are none."""
     path = pathlib.Path(run) / "config.json"
     try:
-        return json.loads(path.read_text()) if path.exists() else {}
-    except ValueError:
-        raise UsageError(f"{path} is not JSON") from None
+        config = json.loads(path.read_text()) if path.exists() else {}
+    except (ValueError, OSError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise UsageError(f"{path} holds no settings; choose another --run_dir")
+    return config
 
 
 def read_records(path: str | None, *, held_out: bool) -> list[Record]:
@@ -239,6 +258,12 @@ def check_lengths(prompts: list[Prompt], config: ModelConfig):
             "lower --max_prompt_tokens or --max_response_tokens")
 
 
+def digest(prompts: list[Prompt]) -> str:
+    """Returns a hash of all prompts, so that a resume finds out if records or tokenizer changed."""
+    named = [(prompt.index, prompt.record.id, prompt.tokens) for prompt in prompts]
+    return hashlib.sha256(json.dumps(named).encode()).hexdigest()
+
+
 def claim_run_dir(run_dir: pathlib.Path, config: dict, *, may_change: Sequence[str]):
     """Makes the folder this process's own and writes `config.json`.
 
@@ -256,12 +281,8 @@ def claim_run_dir(run_dir: pathlib.Path, config: dict, *, may_change: Sequence[s
     except OSError:
         raise UsageError(f"--run_dir={run_dir} is in use by another process") from None
     _held_locks.append(lock)
-    path = run_dir / "config.json"
-    if path.exists():
-        try:
-            earlier = json.loads(path.read_text())
-        except ValueError:
-            raise UsageError(f"{path} is not JSON; choose another --run_dir") from None
+    earlier = _read_config(run_dir)
+    if earlier:
         different = [
             f"--{name}: {earlier.get(name)!r} there, {config.get(name)!r} now"
             for name in sorted(earlier.keys() | config.keys())
@@ -270,7 +291,7 @@ def claim_run_dir(run_dir: pathlib.Path, config: dict, *, may_change: Sequence[s
             raise UsageError(f"--run_dir={run_dir} holds a run with other settings:\n  "
                              + "\n  ".join(different)
                              + "\nGive the same values to resume it, or another --run_dir.")
-    write_json(path, config)
+    write_json(run_dir / "config.json", config)
 
 
 _held_locks = []  # a lock lasts as long as its file is open
@@ -292,9 +313,10 @@ def run(main: Callable[[], None]):
         warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}",
                                                                file=sys.stderr)
         try:
+            _check_flags()
             main()
-        except (UsageError, RecordError, ModelError, ChatError, NoValidResponse,
-                FloatingPointError, OSError) as error:
+        except (UsageError, RecordError, ModelError, ChatError, DamagedFile, DamagedCheckpoint,
+                NoValidResponse, FloatingPointError, OSError) as error:
             return _fail(str(error))
         except KeyboardInterrupt:
             print("\nstopped; the same command goes on from what is saved", file=sys.stderr)
@@ -303,7 +325,23 @@ def run(main: Callable[[], None]):
 
     logging.set_verbosity(logging.ERROR)  # orbax notes every wait for a disk
     jax.config.update("jax_threefry_partitionable", True)
-    app.run(guarded)
+    app.run(guarded, flags_parser=_parse_flags)
+
+
+def _parse_flags(argv):
+    try:
+        return FLAGS(argv)
+    except flags.Error as error:
+        sys.exit(_fail(f"{error}\n--help explains the flags"))
+
+
+def _check_flags():
+    """Refuses numbers that are none, which no bound of a flag catches."""
+    for name, value in flag_values().items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"--{name}={value} must be a finite number")
+    if "run_dir" in FLAGS and not FLAGS.run_dir.strip():
+        raise UsageError("--run_dir is empty: name a folder")
 
 
 def _fail(message: str) -> int:

@@ -1,4 +1,4 @@
-"""Evaluates how a model uses memory: answers each record under several seeds, judges, sums up.
+r"""Evaluates how a model uses memory: answers each record under several seeds, judges, sums up.
 
     python -m experiments.evaluate --run_dir=runs/base --judge_url=http://127.0.0.1:8000/v1 \
         --judge_model=my-judge --eval_file=test.jsonl
@@ -10,7 +10,6 @@ With --checkpoint=RUN_DIR the parameters are those of a training run's newest ch
 import collections
 import concurrent.futures
 import functools
-import hashlib
 import json
 import pathlib
 import time
@@ -37,6 +36,7 @@ FLAGS = flags.FLAGS
 
 common.define_model_flags()
 common.define_judge_flags()
+flags.adopt_module_key_flags(common)
 flags.DEFINE_string("eval_file", None, "Records to evaluate on (JSONL); default: 12 sample records "
                     "that training without --train_file leaves out.")
 flags.DEFINE_string("checkpoint", None, "Folder of a training run, whose newest checkpoint gives "
@@ -71,7 +71,7 @@ def main():
                else None)
     step = trained.step if trained else None
     config = common.flag_values() | {
-        "model_path": str(path), "checkpoint_step": step, "prompts_sha256": digest(prompts)}
+        "model_path": str(path), "checkpoint_step": step, "prompts_sha256": common.digest(prompts)}
     print(json.dumps(config, indent=2))
     judge, client, background = common.open_judge(run_dir)
     if FLAGS.dry_run:
@@ -114,12 +114,6 @@ def main():
     background.close()
     print(f"\n{report.table(results)}\n\nresults.json, results.png and every response and judgment "
           f"are in {run_dir}")
-
-
-def digest(prompts: list[Prompt]) -> str:
-    """Returns a hash of all prompts, so that a resume finds out if records or tokenizer changed."""
-    named = [(prompt.index, prompt.record.id, prompt.tokens) for prompt in prompts]
-    return hashlib.sha256(json.dumps(named).encode()).hexdigest()
 
 
 def open_seeds(run_dir, prompts, judge, background) -> list[Answers]:

@@ -1,4 +1,4 @@
-"""Trains a model to use memory at the right level: MemCalib-RL, GDPO or GRPO.
+r"""Trains a model to use memory at the right level: MemCalib-RL, GDPO or GRPO.
 
     python -m experiments.train_rl --run_dir=runs/first --judge_url=http://127.0.0.1:8000/v1 \
         --judge_model=my-judge --train_file=train.jsonl
@@ -28,6 +28,7 @@ FLAGS = flags.FLAGS
 common.define_model_flags()
 common.define_lora_flags()
 common.define_judge_flags()
+flags.adopt_module_key_flags(common)
 flags.DEFINE_string("train_file", None, "Records to train on (JSONL); default: 36 sample records.")
 flags.DEFINE_string("eval_file", None, "Records to evaluate on during training; default: the "
                     "other 12 sample records where --train_file is not given, else none.")
@@ -116,7 +117,8 @@ def main():
     loop = LoopConfig(
         run_dir, FLAGS.num_steps or len(prompts) // FLAGS.num_prompts, FLAGS.num_prompts,
         FLAGS.seed, FLAGS.save_every, FLAGS.eval_every)
-    config = common.flag_values() | {"model_path": str(path)}
+    config = common.flag_values() | {
+        "model_path": str(path), "prompts_sha256": common.digest(prompts)}
     print(json.dumps(config, indent=2))
     judge, client, background = common.open_judge(run_dir)
     if FLAGS.dry_run:

@@ -1,6 +1,7 @@
 """The training loop: data, steps, evaluation, metrics and checkpoints."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable
 
@@ -46,7 +47,7 @@ class LoopConfig:
 
 def train(loop: LoopConfig, settings: StepConfig, policy: Policy, prompts: list[Prompt],
           eval_prompts: list[Prompt], judge: Judge, background: BackgroundLoop,
-          report: Callable[[str], None] = print, *,
+          report: Callable[[str], None] = functools.partial(print, flush=True), *,
           lora: LoraConfig | None = None) -> TrainState:
     """Trains from the newest checkpoint, or from `policy.params`, to `num_steps`.
 
@@ -85,7 +86,9 @@ def train(loop: LoopConfig, settings: StepConfig, policy: Policy, prompts: list[
         journal = Journal(loop.run_dir / "judgments" / f"step_{step}.jsonl")
         result = train_step(
             state, reference, policy, next(stream), jax.random.fold_in(key, step),
-            JudgePool(judge, background, journal), settings, frozen)
+            JudgePool(judge, background, journal), settings, frozen,
+            # The first step compiles its programs and takes longest.
+            (lambda phase: report(f"first step: {phase} ...")) if step == first + 1 else None)
         journal.close()
         state, values = result.state, result.metrics
         log.rollouts(step, result.rows)

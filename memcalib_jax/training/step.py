@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -79,7 +80,8 @@ class _MiniBatch:
 
 def train_step(state: TrainState, reference_params: dict, policy: Policy,
                prompts: list[Prompt], key: jax.Array, judges: JudgePool,
-               settings: StepConfig, frozen: Frozen = Frozen()) -> StepResult:
+               settings: StepConfig, frozen: Frozen = Frozen(),
+               on_phase: Callable[[str], None] | None = None) -> StepResult:
     """Samples, judges, assigns credit and updates.
 
     Args:
@@ -91,11 +93,12 @@ def train_step(state: TrainState, reference_params: dict, policy: Policy,
       judges: where responses are judged.
       settings: what to do.
       frozen: what completes `state.params`.
+      on_phase: told the name of each phase as it begins.
 
     Raises:
       NoValidResponse: no response, or too few, got a judgment; says why, by reason.
     """
-    watch = Stopwatch()
+    watch = Stopwatch(on_phase)
     watch.phase("sample")
     params = frozen.combine(state.params)
     policy = dataclasses.replace(

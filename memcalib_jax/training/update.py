@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 
 import jax
@@ -96,11 +97,19 @@ def update(state: TrainState, config: ModelConfig, batches: Sequence[PolicyBatch
     """Takes one optimizer step on the token mean over all batches of a mini-batch.
 
     A mini-batch without a valid token leaves the state as it is. The state given is consumed.
+
+    Raises:
+      FloatingPointError: loss or gradient is not finite.
     """
     gradients, sums = gradient_sums(state.params, config, batches, objective, frozen)
     metrics = sums.averages()
     if not float(sums.tokens):
         return state, metrics | {"loss/grad_norm": 0.0, "loss/update_norm": 0.0}
     state, grad_norm, update_norm = _apply(state, gradients, sums.tokens, optimizer)
+    if not math.isfinite(metrics["loss/total"]) or not math.isfinite(float(update_norm)):
+        raise FloatingPointError(
+            f"training diverged: loss {metrics['loss/total']}, gradient norm {float(grad_norm)}; "
+            "nothing of this step was saved. Lower the learning rate, or go on from the last "
+            "checkpoint with other data")
     return state, metrics | {
         "loss/grad_norm": float(grad_norm), "loss/update_norm": float(update_norm)}

@@ -96,13 +96,16 @@ from absl import app, flags
 from absl.testing import flagsaver
 module, cases, answers = sys.argv[1], json.loads(sys.argv[2]), []
 
-def run_all(main):
+def run_all(main, flags_parser):
     from experiments import common
     for case in cases:
         out, err = io.StringIO(), io.StringIO()
         with (flagsaver.flagsaver(), contextlib.redirect_stdout(out),
               contextlib.redirect_stderr(err)):
-            status = main(flags.FLAGS([sys.argv[0], *case]))
+            try:
+                status = main(flags_parser([sys.argv[0], *case]))
+            except SystemExit as stop:
+                status = stop.code
         common._held_locks.clear()
         answers.append({"status": status, "out": out.getvalue(), "err": err.getvalue()})
 

@@ -30,6 +30,10 @@ def cases(folder, tiny_model_dir, records_file, judge_url, run_program):
     other.parent.mkdir()
     other.write_text(json.dumps({"seed": 7, "method": "grpo"}))
 
+    (folder / "foreign").mkdir()
+    (folder / "foreign" / "config.json").write_text("[1]")
+    (folder / "damaged" / "checkpoints" / "4").mkdir(parents=True)
+
     def flags(run, **changes):
         values = {
             "run_dir": folder / run, "model_path": tiny_model_dir, "train_file": records_file,
@@ -63,6 +67,15 @@ def cases(folder, tiny_model_dir, records_file, judge_url, run_program):
         "run_dir a file": flags("file"),
         "other settings": flags("other"),
         "unknown argument": [*flags("x"), "stray"],
+        "unknown flag": [*flags("x"), "--lerning_rate=1"],
+        "unknown method": flags("x", method="ppo"),
+        "no judge": flags("x", judge_url=None),
+        "nan": flags("x", learning_rate="nan"),
+        "infinite": flags("x", kl="inf"),
+        "no run_dir": flags("x", run_dir=" "),
+        "cache a file": flags("x", judge_cache_dir=folder / "file"),
+        "foreign config": flags("foreign"),
+        "damaged checkpoint": flags("damaged"),
     }
     answers = run_program("experiments.train_rl", *named.values())
     return dict(zip(named, answers, strict=True))
@@ -85,6 +98,15 @@ def cases(folder, tiny_model_dir, records_file, judge_url, run_program):
     ("run_dir a file", ["--run_dir", "cannot be written"]),
     ("other settings", ["--seed: 7 there, 0 now", "--method: 'grpo' there, 'memcalib' now"]),
     ("unknown argument", ["stray"]),
+    ("unknown flag", ["lerning_rate"]),
+    ("unknown method", ["--method=ppo", "memcalib|gdpo|grpo"]),
+    ("no judge", ["--judge_url"]),
+    ("nan", ["--learning_rate=nan"]),
+    ("infinite", ["--kl=inf"]),
+    ("no run_dir", ["--run_dir"]),
+    ("cache a file", ["--judge_cache_dir", "file"]),
+    ("foreign config", ["config.json", "--run_dir"]),
+    ("damaged checkpoint", ["checkpoints/4", "move it away"]),
 ])
 def test_a_users_mistake_gets_one_plain_message(cases, folder, case, parts):
     answer = cases[case]

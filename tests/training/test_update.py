@@ -135,3 +135,10 @@ def test_matrices_take_the_dtype_and_norms_stay():
     cast = matrices_in(PARAMS, "bfloat16")
     assert cast["embed"].dtype == cast["layers"]["q"].dtype == jnp.bfloat16
     assert cast["final_norm"].dtype == cast["layers"]["mlp_norm"].dtype == jnp.float32
+
+
+def test_a_diverged_step_is_refused_before_it_can_be_saved():
+    optimizer = OptimizerConfig(learning_rate=1e-2)
+    broken = jax.tree.map(lambda x: x.at[(0,) * x.ndim].set(jnp.nan), PARAMS)
+    with pytest.raises(FloatingPointError, match="learning rate"):
+        update(init_state(broken, optimizer), CONFIG, make_batches(8192), OBJECTIVE, optimizer)
