@@ -106,7 +106,7 @@ def test_what_cannot_be_is_refused_before_training(trained, case, parts):
 
 def test_the_written_adapter_is_the_checkpoints(trained, folder, tiny_model_dir):
     adapter, lora = load_adapter(folder / "whole" / "adapter", load_config(tiny_model_dir))
-    assert (lora.rank, lora.alpha, set(lora.targets)) == (4, 8, {"q", "o", "up"})
+    assert (lora.rank, lora.alpha, set(lora.targets)) == (4, 8, {"q_proj", "o_proj", "up_proj"})
     stored = flatten_dict(ocp.StandardCheckpointer().restore(
         folder / "whole" / "checkpoints" / str(STEPS) / "params"))
     adapter = flatten_dict(adapter)

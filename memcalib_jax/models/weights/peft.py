@@ -66,7 +66,7 @@ def load_adapter(path, config: ModelConfig) -> tuple[dict, LoraConfig]:
 
     Returns:
       The float32 tree of `adapter_shapes(config, lora)` and `lora`, whose targets are the
-      projections that the file holds tensors for.
+      projections that the file holds tensors for, by their names on the hub.
 
     Raises:
       ModelError: a file is missing or damaged, a setting asks for more than a plain adapter, or
@@ -77,7 +77,7 @@ def load_adapter(path, config: ModelConfig) -> tuple[dict, LoraConfig]:
         raise ModelError(f"{folder}: an adapter is a folder with {CONFIG_FILE} and {WEIGHTS_FILE}")
     rank, alpha = _read_settings(folder / CONFIG_FILE)
     tensors = _plain_names(open_file(folder / WEIGHTS_FILE), folder)
-    found = {place.target.split("/")[-1]
+    found = {_module(place.target).split(".")[-1]
              for name, place in _places(config, LoraConfig(rank, alpha)).items()
              if name in tensors}
     lora = LoraConfig(rank, alpha, tuple(sorted(found)) or (ALL_LINEAR,))
