@@ -90,8 +90,10 @@ def init_state(params: dict, optimizer: OptimizerConfig) -> TrainState:
 
 
 def matrices_in(params: dict, dtype) -> dict:
-    """Returns params with the matrices in `dtype`; norms, biases, rates and
-    routers stay as they are."""
+    """Returns params with the matrices in `dtype`.
+
+    Norms, biases, rates and routers stay as they are: small, and at work in float32.
+    """
     def cast(path, value):
         small = path[-1].key.endswith(("norm", "bias", "log_rate", "router"))
         return value if small else value.astype(dtype)

@@ -67,21 +67,45 @@ CONFIGS = {
         hidden_size=24, num_attention_heads=3, num_key_value_heads=3, head_dim=12,
         rope_theta=1000000.0, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=20,
         norm_topk_prob=True),
+    "qwen3_5_tied": dict(
+        hidden_size=24, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        num_hidden_layers=4, layer_types=["linear_attention", "full_attention"] * 2,
+        linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6,
+        linear_value_head_dim=5, linear_conv_kernel_dim=3),
+    "qwen3_5_untied": dict(
+        hidden_size=32, num_attention_heads=2, num_key_value_heads=1, head_dim=24,
+        num_hidden_layers=4, linear_num_key_heads=1, linear_num_value_heads=3,
+        linear_key_head_dim=8, linear_value_head_dim=8,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000000.0,
+                         "partial_rotary_factor": 0.25}),
+    "qwen3_5_moe_untied": dict(
+        hidden_size=24, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+        num_hidden_layers=4, linear_num_key_heads=2, linear_num_value_heads=2,
+        linear_key_head_dim=8, linear_value_head_dim=4, num_experts=5, num_experts_per_tok=2,
+        moe_intermediate_size=12, shared_expert_intermediate_size=20,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0,
+                         "partial_rotary_factor": 0.5}),
 }
-FAMILIES = ("llama", "ministral3", "qwen2", "qwen3_moe", "qwen3")
+MODEL_TYPES = {"llama": "llama", "ministral3": "ministral3", "qwen2": "qwen2",
+               "qwen3_moe": "qwen3_moe", "qwen3_5_moe": "qwen3_5_moe_text",
+               "qwen3_5": "qwen3_5_text", "qwen3": "qwen3"}
 GRADIENTS = (
     "embed_tokens.weight", "layers.0.self_attn.q_proj.weight", "layers.0.self_attn.q_proj.bias",
     "layers.0.self_attn.q_norm.weight", "layers.1.self_attn.k_proj.weight",
     "layers.1.input_layernorm.weight", "model.norm.weight", "layers.0.mlp.gate.weight",
-    "layers.0.mlp.experts.gate_up_proj", "layers.1.mlp.experts.down_proj")
+    "layers.0.mlp.experts.gate_up_proj", "layers.1.mlp.experts.down_proj",
+    "layers.1.self_attn.q_proj.weight", "layers.0.linear_attn.in_proj_qkv.weight",
+    "layers.0.linear_attn.conv1d.weight", "layers.0.linear_attn.dt_bias",
+    "layers.0.linear_attn.A_log", "layers.2.linear_attn.norm.weight")
 
 
 def make_config(name, hidden_size, rope_theta=10000.0, **settings):
-    family = next(family for family in FAMILIES if name.startswith(family))
+    family = next(family for family in MODEL_TYPES if name.startswith(family))
+    settings.setdefault("num_hidden_layers", 2)
     settings.setdefault("tie_word_embeddings", name.endswith("_tied"))
     settings.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": rope_theta})
     return transformers.AutoConfig.for_model(
-        family, vocab_size=59, intermediate_size=56, num_hidden_layers=2, hidden_size=hidden_size,
+        MODEL_TYPES[family], vocab_size=59, intermediate_size=56, hidden_size=hidden_size,
         max_position_embeddings=256, eos_token_id=[3, 7], **settings)
 
 
@@ -94,7 +118,8 @@ def make_case(name, seed):
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         config_json = (Path(folder) / "config.json").read_text()
-    tokens, lengths = tiny_models.random_rows(config.vocab_size, seed + 1)
+    tokens, lengths = tiny_models.random_rows(
+        config.vocab_size, seed + 1, tiny_models.row_lengths(name))
     logits, total = torch_models.run(model, tokens, lengths)
     total.backward()
     gradients = {f"gradient {key}": value.grad.numpy() for key, value in model.named_parameters()

@@ -1,5 +1,6 @@
 """Layouts by hand, and every parameter out and in again."""
 
+import hybrid_models
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 import tiny_models
 
 from memcalib_jax import models
-from memcalib_jax.models.weights.families import PARAMETERS, Names, Placement, flat_shapes
+from memcalib_jax.models.weights.families import (
+    PARAMETERS, Names, Placement, flat_shapes, tensor_names)
 
 
 def test_projection_layout_by_hand():
@@ -20,6 +22,16 @@ def test_projection_layout_by_hand():
     o = PARAMETERS["layers/o"].to_parameter(stored, (2, 2, 2))
     np.testing.assert_array_equal(o[0], [[0, 4], [1, 5]])
     np.testing.assert_array_equal(o[1], [[2, 6], [3, 7]])
+
+
+def test_convolution_layout_by_hand():
+    """Stored [channel, 1, tap], wanted [tap, channel]; a part is read alone."""
+    conv, stored = PARAMETERS["delta_layers/conv"], np.arange(6).reshape(3, 1, 2)
+    parameter = conv.to_parameter(stored, (2, 3))
+    np.testing.assert_array_equal(parameter, [[0, 2, 4], [1, 3, 5]])
+    np.testing.assert_array_equal(conv.to_stored(parameter), stored)
+    index, shape, wanted = conv.covering((2, 3), (slice(1, 2), slice(0, 2)))
+    np.testing.assert_array_equal(conv.to_parameter(stored[index], shape)[wanted], [[1, 3]])
 
 
 @pytest.mark.parametrize("input_axes, shape, stored", [
@@ -41,6 +53,14 @@ def test_tensor_names():
     assert PARAMETERS["layers/expert_up"].tensor_names("hugging_face", (3,), 2) == [
         "model.layers.3.mlp.experts.0.up_proj.weight",
         "model.layers.3.mlp.experts.1.up_proj.weight"]
+
+
+def test_layers_of_a_kind_keep_their_numbers():
+    config = hybrid_models.CONFIG  # delta, delta, attention, twice
+    assert tensor_names("layers/k", config, "hugging_face") == [
+        "model.layers.2.self_attn.k_proj.weight", "model.layers.5.self_attn.k_proj.weight"]
+    assert tensor_names("delta_layers/up", config, "hugging_face") == [
+        f"model.layers.{number}.mlp.up_proj.weight" for number in (0, 1, 3, 4)]
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=lambda x: jnp.dtype(x).name)

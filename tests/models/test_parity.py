@@ -50,7 +50,8 @@ def test_live_transformers(case, tmp_path):
     reference.save_pretrained(tmp_path, max_shard_size="30KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
     params, config = models.load(tmp_path)
-    tokens, lengths = tiny_models.random_rows(config.vocab_size, seed=8, lengths=(1, 9, 6))
+    tokens, lengths = tiny_models.random_rows(
+        config.vocab_size, seed=8, lengths=(1, *tiny_models.row_lengths(case)))
     logits, total = torch_models.run(reference, tokens, lengths)
     total.backward()
     assert_matches(params, config, tokens, lengths, logits.detach().numpy(), {
@@ -87,18 +88,29 @@ def test_far_positions_match_transformers(case, far, tmp_path):
     assert relative_error(ours, theirs) < 1e-3
 
 
-def test_text_part_of_a_live_model_of_images_and_text(tmp_path):
+PIXTRAL = dict(model_type="pixtral", hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+               num_attention_heads=2, head_dim=8, image_size=28, patch_size=14)
+QWEN_VISION = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=4,
+                   num_position_embeddings=16)
+
+
+@pytest.mark.parametrize("case, name, vision", [
+    ("ministral3_untied", "Mistral3", PIXTRAL),
+    ("qwen3_5_tied", "Qwen3_5", QWEN_VISION | dict(out_hidden_size=24)),
+    ("qwen3_5_moe_untied", "Qwen3_5Moe", QWEN_VISION | dict(out_hidden_size=24))])
+def test_text_part_of_a_live_model_of_images_and_text(case, name, vision, tmp_path):
     """Saved by transformers under its own tensor names, vision tower included."""
     torch = pytest.importorskip("torch")
     import transformers
 
-    golden = tiny_models.golden("ministral3_untied")
-    vision = dict(model_type="pixtral", hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-                  num_attention_heads=2, head_dim=8, image_size=28, patch_size=14)
+    golden = tiny_models.golden(case)
     torch.manual_seed(0)
-    reference = transformers.Mistral3ForConditionalGeneration(transformers.Mistral3Config(
-        text_config=golden["config"], vision_config=vision, tie_word_embeddings=False)).eval()
+    config = getattr(transformers, f"{name}Config")(
+        text_config=golden["config"], vision_config=vision,
+        tie_word_embeddings=case.endswith("_tied"))
+    reference = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
     reference.save_pretrained(tmp_path)
+    assert any("vis" in key for key in reference.state_dict())
     params, config = models.load(tmp_path)
     tokens, lengths = tiny_models.random_rows(config.vocab_size, seed=8, lengths=(9,))
     with torch.no_grad():

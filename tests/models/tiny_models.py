@@ -17,10 +17,11 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 GGUF_CASES = ("llama_tied", "llama_untied", "llama_wide_heads", "qwen2_tied", "qwen2_untied",
               "qwen3_tied", "qwen3_untied")
 CASES = (*GGUF_CASES, "llama_scaled", "llama_linear", "qwen2_yarn", "ministral3_tied",
-         "ministral3_untied", "qwen3_moe_tied", "qwen3_moe_untied")
+         "ministral3_untied", "qwen3_moe_tied", "qwen3_moe_untied", "qwen3_5_tied",
+         "qwen3_5_untied", "qwen3_5_moe_untied")
 # Gradients take long to compile: one case of each family, heads tied and not.
 WITH_GRADIENTS = ("llama_tied", "qwen2_untied", "qwen3_tied", "ministral3_tied",
-                  "qwen3_moe_untied")
+                  "qwen3_moe_untied", "qwen3_5_tied")
 
 
 def golden(name: str) -> dict:
@@ -41,10 +42,17 @@ def random_tensors(shapes: dict, seed: int) -> dict:
         values = random.standard_normal(tuple(shape))
         if name.endswith("norm.weight"):
             values = 1 + 0.3 * values
+        elif name.endswith("dt_bias"):  # memories that last for tens of tokens
+            values = values - 4
         elif len(shape) > 1 and "embed" not in name:
             values = values * (1.5 * shape[-1] ** -0.5)
         tensors[name] = values.astype(np.float32)
     return tensors
+
+
+def row_lengths(case: str) -> tuple[int, ...]:
+    """Returns lengths of rows that show all of a model: delta nets work in chunks of 64 tokens."""
+    return (9, 80) if case.startswith("qwen3_5") else (9, 4, 7)
 
 
 def random_rows(vocab_size: int, seed: int, lengths=(9, 4, 7)):

@@ -170,6 +170,7 @@ def make_config(path: Path, family: str, settings: dict, *, eos_ids, **shape) ->
     try:
         return ModelConfig(
             family=family, attention_bias=traits.attention_bias, qk_norm=traits.qk_norm,
+            attention_gate=traits.hybrid, zero_centred_norms=traits.hybrid,
             eos_ids=tuple(sorted(set(eos_ids))), **numbers, **shape)
     except ValueError as error:
         raise ModelError(f"{path}: {error}") from error

@@ -3,11 +3,11 @@
 import dataclasses
 from pathlib import Path
 
-from memcalib_jax.models.config import Experts, ModelConfig
+from memcalib_jax.models.config import DeltaNet, Experts, ModelConfig
 from memcalib_jax.models.rope import Linear, Llama3, QueryScale, Rope, Yarn
 from memcalib_jax.models.weights.checkpoint import ModelError, check_number, make_config
 from memcalib_jax.models.weights.families import (
-    EXPERT_SETTINGS, EXPERT_WIDTH, FAMILIES, SETTINGS)
+    DELTA_SETTINGS, EXPERT_SETTINGS, EXPERT_WIDTH, FAMILIES, LAYER_KINDS, SETTINGS)
 
 _FAMILY_OF = {architecture: name for name, family in FAMILIES.items()
               for architecture in (family.architecture, family.wrapper) if architecture}
@@ -46,6 +46,8 @@ def read_config(settings: dict, path: Path, *, eos_ids=(),
         shape["experts"] = _read_experts(text, family, path)
         numbers["intermediate_size"] = text.get(EXPERT_WIDTH)
         check_number(path, EXPERT_WIDTH, numbers["intermediate_size"], int)
+    if FAMILIES[family].hybrid:
+        shape["delta"] = _read_delta(text, numbers["num_layers"], path)
     rope = _rope_settings(text, path)
     shape["rope"] = _read_rope(rope, text, family, path)
     if FAMILIES[family].query_scale and rope.get("llama_4_scaling_beta"):
@@ -66,6 +68,9 @@ def write_config(config: ModelConfig) -> dict:
                      if getattr(experts, field)}
         settings |= {"norm_topk_prob": experts.normalize,
                      "moe_intermediate_size": config.intermediate_size}
+    if config.delta:
+        settings |= {name: getattr(config.delta, field) for field, name in DELTA_SETTINGS.items()}
+        settings["layer_types"] = [LAYER_KINDS[kind] for kind in config.layer_kinds]
     settings["rope_parameters"] = _write_rope(config)
     if config.eos_ids:
         settings["eos_token_id"] = list(config.eos_ids)
@@ -144,6 +149,32 @@ def _read_experts(text, family, path):
         raise ModelError(f"{path}: {error}") from error
 
 
+def _read_delta(text, num_layers, path):
+    """Returns the DeltaNet, its pattern the shortest that the kinds of layers repeat."""
+    if text.get("attn_output_gate") is False:
+        _refuse(path, "attn_output_gate", False, "only true is for this family")
+    numbers = {field: text.get(name) for field, name in DELTA_SETTINGS.items()}
+    for field, value in numbers.items():
+        check_number(path, DELTA_SETTINGS[field], value, int)
+    check_number(path, "num_hidden_layers", num_layers, int)
+    kinds = {called: kind for kind, called in LAYER_KINDS.items()}
+    types = text.get("layer_types")
+    if types is None:
+        interval = text.get("full_attention_interval", 4)
+        check_number(path, "full_attention_interval", interval, int)
+        types = ["linear_attention"] * num_layers
+        types[interval - 1::interval] = ["full_attention"] * (num_layers // interval)
+    if len(types) != num_layers or not set(types) <= kinds.keys():
+        _refuse(path, "layer_types", types, f"it must name one of {', '.join(kinds)} for each of "
+                f"the {num_layers} layers")
+    period = next(n for n in range(1, num_layers + 1)
+                  if num_layers % n == 0 and types == types[:n] * (num_layers // n))
+    try:
+        return DeltaNet(pattern=tuple(kinds[called] for called in types[:period]), **numbers)
+    except ValueError as error:
+        raise ModelError(f"{path}: {error}") from error
+
+
 def _rope_settings(text, path):
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if not isinstance(rope, dict):
@@ -201,7 +232,7 @@ def _refuse_unsupported(text, config, path):
         # Qwen2 always has its q, k and v biases and does not read the key.
         if text.get(key) and not config.attention_bias:
             _refuse(path, key, text[key], "only false is for this family")
-    if config.family != "llama" and _slides(text, config):
+    if config.family != "llama" and config.delta is None and _slides(text, config):
         _refuse(path, "layer_types or sliding_window",
                 text.get("layer_types") or text.get("sliding_window"), "only full attention is")
 

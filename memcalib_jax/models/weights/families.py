@@ -31,7 +31,8 @@ class Family:
       model_type: what that config.json, or the text part of a larger one, calls itself.
       wrapper: the class of a model of images and text whose text part is of this family; its
         config.json describes that part under text_config.
-      not_text: beginnings of the names of a wrapper's tensors that are no part of the text model.
+      not_text: beginnings of the names of tensors that are no part of the text model: vision
+        towers, heads that predict several tokens.
       gguf: the architecture that a GGUF file names; None where it cannot be read from one.
       attention_bias: q, k and v have biases.
       qk_norm: q and k are normalized per head.
@@ -41,6 +42,7 @@ class Family:
       experts: every MLP is a mixture of experts.
       normalized_experts: the weights of a token's experts sum to 1 whatever config.json says.
       query_scale: queries may grow with their position.
+      hybrid: delta net layers among attention layers; attention is gated, norms zero-centred.
       interleaved_in_gguf: GGUF stores the rows of q and k in rotary pairs (2i, 2i + 1) instead
         of halves.
     """
@@ -57,6 +59,7 @@ class Family:
     experts: bool = False
     normalized_experts: bool = False
     query_scale: bool = False
+    hybrid: bool = False
     interleaved_in_gguf: bool = False
 
 
@@ -70,6 +73,15 @@ FAMILIES = {
     "qwen2": Family("Qwen2ForCausalLM", "qwen2", gguf="qwen2", attention_bias=True),
     "qwen3": Family("Qwen3ForCausalLM", "qwen3", gguf="qwen3", qk_norm=True, head_dim=128),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", "qwen3_moe", qk_norm=True, experts=True),
+    "qwen3_5": Family(
+        "Qwen3_5ForCausalLM", "qwen3_5_text", wrapper="Qwen3_5ForConditionalGeneration",
+        not_text=("model.visual.", "mtp."), qk_norm=True, head_dim=256,
+        partial_rotary_factor=0.25, hybrid=True),
+    "qwen3_5_moe": Family(
+        "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text",
+        wrapper="Qwen3_5MoeForConditionalGeneration", not_text=("model.visual.", "mtp."),
+        qk_norm=True, head_dim=256, partial_rotary_factor=0.25, experts=True,
+        normalized_experts=True, hybrid=True),
 }
 
 # Fields of ModelConfig that a checkpoint states as one number. GGUF keys follow "<family>.".
@@ -92,6 +104,15 @@ EXPERT_SETTINGS = {
     "shared_size": "shared_expert_intermediate_size",
 }
 EXPERT_WIDTH = "moe_intermediate_size"
+# The same of its DeltaNet, and what kinds of layers are called.
+DELTA_SETTINGS = {
+    "num_key_heads": "linear_num_key_heads",
+    "num_value_heads": "linear_num_value_heads",
+    "key_dim": "linear_key_head_dim",
+    "value_dim": "linear_value_head_dim",
+    "conv_size": "linear_conv_kernel_dim",
+}
+LAYER_KINDS = {"attention": "full_attention", "delta": "linear_attention"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,10 +125,12 @@ class Placement:
       input_axes: how many leading axes of the parameter (without the stacked ones) are inputs.
         A projection is stored as a matrix `[outputs, inputs]`, a bias, without input axes, as
         a vector `[outputs]`. None: stored with the parameter's own shape.
+      depthwise: a convolution `[taps, channels]`, stored as `[channels, 1, taps]`.
     """
 
     names: Names
     input_axes: int | None = None
+    depthwise: bool = False
 
     @property
     def stacked_axes(self) -> int:
@@ -129,6 +152,8 @@ class Placement:
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape on disk of a parameter of `shape` (without stacked axes)."""
+        if self.depthwise:
+            return shape[1], 1, shape[0]
         if self.input_axes is None:
             return tuple(shape)
         outputs = (math.prod(shape[self.input_axes:]),)
@@ -136,7 +161,7 @@ class Placement:
 
     def to_parameter(self, tensor, shape: tuple[int, ...]):
         """Returns a stored tensor as a parameter of `shape` (without stacked axes)."""
-        return (tensor.T if self.input_axes else tensor).reshape(shape)
+        return (tensor.T if self._transposed else tensor).reshape(shape)
 
     def covering(self, shape: tuple[int, ...], index: tuple[slice, ...]):
         """Finds what to read of a stored tensor for `parameter[index]`.
@@ -150,6 +175,10 @@ class Placement:
           first output axis; the shape `to_parameter` takes for them; and what of its result is
           `parameter[index]`.
         """
+        if self.depthwise:
+            taps, channels = index
+            sizes = tuple(part.stop - part.start for part in index)
+            return (channels, slice(0, 1), taps), sizes, ...
         if self.input_axes is None:
             return index, tuple(part.stop - part.start for part in index), ...
         stored, sizes, wanted = [], [], []
@@ -164,40 +193,65 @@ class Placement:
 
     def to_stored(self, parameter):
         """Returns a parameter (without stacked axes) as it is stored."""
-        if self.input_axes:
+        if self._transposed:
             return parameter.reshape(self.stored_shape(parameter.shape)[::-1]).T
         return parameter.reshape(self.stored_shape(parameter.shape))
 
+    @property
+    def _transposed(self):
+        return self.depthwise or bool(self.input_axes)
 
-def _layer(hugging_face: str, gguf: str, input_axes: int | None = None) -> Placement:
-    return Placement(Names("model.layers.{}." + hugging_face, "blk.{}." + gguf), input_axes)
 
+def _layer(hugging_face: str, gguf: str = "", input_axes: int | None = None,
+           depthwise: bool = False) -> Placement:
+    names = Names("model.layers.{}." + hugging_face, "blk.{}." + gguf)
+    return Placement(names, input_axes, depthwise)
+
+
+_MLP = {
+    "mlp_norm": _layer("post_attention_layernorm.weight", "ffn_norm.weight"),
+    "gate": _layer("mlp.gate_proj.weight", "ffn_gate.weight", input_axes=1),
+    "up": _layer("mlp.up_proj.weight", "ffn_up.weight", input_axes=1),
+    "down": _layer("mlp.down_proj.weight", "ffn_down.weight", input_axes=1),
+    "router": _layer("mlp.gate.weight", input_axes=1),
+    "expert_gate": _layer("mlp.experts.{}.gate_proj.weight", input_axes=1),
+    "expert_up": _layer("mlp.experts.{}.up_proj.weight", input_axes=1),
+    "expert_down": _layer("mlp.experts.{}.down_proj.weight", input_axes=1),
+    "shared_gate": _layer("mlp.shared_expert.gate_proj.weight", input_axes=1),
+    "shared_up": _layer("mlp.shared_expert.up_proj.weight", input_axes=1),
+    "shared_down": _layer("mlp.shared_expert.down_proj.weight", input_axes=1),
+    "shared_router": _layer("mlp.shared_expert_gate.weight", input_axes=1),
+}
+_ATTENTION = {
+    "attention_norm": _layer("input_layernorm.weight", "attn_norm.weight"),
+    "q": _layer("self_attn.q_proj.weight", "attn_q.weight", input_axes=1),
+    "k": _layer("self_attn.k_proj.weight", "attn_k.weight", input_axes=1),
+    "v": _layer("self_attn.v_proj.weight", "attn_v.weight", input_axes=1),
+    "q_bias": _layer("self_attn.q_proj.bias", "attn_q.bias", input_axes=0),
+    "k_bias": _layer("self_attn.k_proj.bias", "attn_k.bias", input_axes=0),
+    "v_bias": _layer("self_attn.v_proj.bias", "attn_v.bias", input_axes=0),
+    "q_norm": _layer("self_attn.q_norm.weight", "attn_q_norm.weight"),
+    "k_norm": _layer("self_attn.k_norm.weight", "attn_k_norm.weight"),
+    "o": _layer("self_attn.o_proj.weight", "attn_output.weight", input_axes=2),
+}
+_DELTA = {
+    "attention_norm": _layer("input_layernorm.weight"),
+    "qkv": _layer("linear_attn.in_proj_qkv.weight", input_axes=1),
+    "conv": _layer("linear_attn.conv1d.weight", depthwise=True),
+    "output_gate": _layer("linear_attn.in_proj_z.weight", input_axes=1),
+    "beta": _layer("linear_attn.in_proj_b.weight", input_axes=1),
+    "decay": _layer("linear_attn.in_proj_a.weight", input_axes=1),
+    "decay_bias": _layer("linear_attn.dt_bias"),
+    "log_rate": _layer("linear_attn.A_log"),
+    "value_norm": _layer("linear_attn.norm.weight"),
+    "o": _layer("linear_attn.out_proj.weight", input_axes=2),
+}
 
 # Keys are paths in the tree of `ModelConfig.parameter_shapes()`.
 PARAMETERS = {
     "embed": Placement(Names("model.embed_tokens.weight", "token_embd.weight")),
-    "layers/attention_norm": _layer("input_layernorm.weight", "attn_norm.weight"),
-    "layers/q": _layer("self_attn.q_proj.weight", "attn_q.weight", input_axes=1),
-    "layers/k": _layer("self_attn.k_proj.weight", "attn_k.weight", input_axes=1),
-    "layers/v": _layer("self_attn.v_proj.weight", "attn_v.weight", input_axes=1),
-    "layers/q_bias": _layer("self_attn.q_proj.bias", "attn_q.bias", input_axes=0),
-    "layers/k_bias": _layer("self_attn.k_proj.bias", "attn_k.bias", input_axes=0),
-    "layers/v_bias": _layer("self_attn.v_proj.bias", "attn_v.bias", input_axes=0),
-    "layers/q_norm": _layer("self_attn.q_norm.weight", "attn_q_norm.weight"),
-    "layers/k_norm": _layer("self_attn.k_norm.weight", "attn_k_norm.weight"),
-    "layers/o": _layer("self_attn.o_proj.weight", "attn_output.weight", input_axes=2),
-    "layers/mlp_norm": _layer("post_attention_layernorm.weight", "ffn_norm.weight"),
-    "layers/gate": _layer("mlp.gate_proj.weight", "ffn_gate.weight", input_axes=1),
-    "layers/up": _layer("mlp.up_proj.weight", "ffn_up.weight", input_axes=1),
-    "layers/down": _layer("mlp.down_proj.weight", "ffn_down.weight", input_axes=1),
-    "layers/router": _layer("mlp.gate.weight", "ffn_gate_inp.weight", input_axes=1),
-    "layers/expert_gate": _layer("mlp.experts.{}.gate_proj.weight", "", input_axes=1),
-    "layers/expert_up": _layer("mlp.experts.{}.up_proj.weight", "", input_axes=1),
-    "layers/expert_down": _layer("mlp.experts.{}.down_proj.weight", "", input_axes=1),
-    "layers/shared_gate": _layer("mlp.shared_expert.gate_proj.weight", "", input_axes=1),
-    "layers/shared_up": _layer("mlp.shared_expert.up_proj.weight", "", input_axes=1),
-    "layers/shared_down": _layer("mlp.shared_expert.down_proj.weight", "", input_axes=1),
-    "layers/shared_router": _layer("mlp.shared_expert_gate.weight", "", input_axes=1),
+    **{f"layers/{name}": placement for name, placement in (_ATTENTION | _MLP).items()},
+    **{f"delta_layers/{name}": placement for name, placement in (_DELTA | _MLP).items()},
     "final_norm": Placement(Names("model.norm.weight", "output_norm.weight")),
     "head": Placement(Names("lm_head.weight", "output.weight")),
 }

@@ -62,7 +62,7 @@ def text_tensors(tensors: Mapping[str, StoredTensor], settings: dict, config: Mo
       folder: for messages.
     """
     tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(_BUFFERS)}
-    if settings["architectures"] == [FAMILIES[config.family].wrapper]:
+    if FAMILIES[config.family].wrapper:
         tensors = plain_names(tensors, FAMILIES[config.family].not_text, folder)
     return split_experts(tensors, config, folder)
 

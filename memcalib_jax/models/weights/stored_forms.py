@@ -16,7 +16,7 @@ _SINGLE = re.compile(r"model\.layers\.\d+\.mlp\.experts\.\d+\.")
 
 def plain_names(tensors: Mapping[str, StoredTensor], not_text: tuple[str, ...],
                 folder: Path) -> dict[str, StoredTensor]:
-    """Returns the text model's tensors of a larger model, as if it stood alone.
+    """Returns the text model's tensors, as if it stood alone.
 
     Args:
       tensors: all tensors by their stored names.
