@@ -14,16 +14,20 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from memcalib_jax import models
-from memcalib_jax.models.config import Experts
+from memcalib_jax.models.config import DeltaNet, Experts
+from memcalib_jax.models.rope import Rope
 from memcalib_jax.models.weights import hugging_face
 from memcalib_jax.models.weights.families import PARAMETERS, flat_shapes
 
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("four", "two"))
-SIZES = dict(vocab_size=64, hidden_size=16, intermediate_size=24, num_layers=4, num_heads=8,
-             num_kv_heads=4, head_dim=8, tie_embeddings=False)
+SIZES = dict(vocab_size=64, hidden_size=16, intermediate_size=24, num_heads=8, num_kv_heads=4,
+             head_dim=8, tie_embeddings=False)
 CONFIGS = {
-    "qwen2": models.ModelConfig("qwen2", attention_bias=True, **SIZES),
-    "qwen3_moe": models.ModelConfig("qwen3_moe", qk_norm=True, experts=Experts(4, 2), **SIZES)}
+    "qwen2": models.ModelConfig("qwen2", num_layers=4, attention_bias=True, **SIZES),
+    "qwen3_5_moe": models.ModelConfig(
+        "qwen3_5_moe", num_layers=8, qk_norm=True, attention_gate=True, zero_centred_norms=True,
+        experts=Experts(4, 2, shared_size=8), rope=Rope(partial_rotary_factor=0.25),
+        delta=DeltaNet(("delta", "attention"), 4, 8, 4, 4, conv_size=4), **SIZES)}
 
 
 def write(folder, config):
@@ -92,7 +96,7 @@ def main(folder):
             for path, x in values.items():
                 stacked, inputs = PARAMETERS[path].stacked_axes, PARAMETERS[path].input_axes
                 axis = axis_of(stacked, inputs) if stacked and inputs is not None else None
-                specs[path] = PartitionSpec(*["four" if i == axis else None
+                specs[path] = PartitionSpec(*["four" if i == axis and x.shape[i] % 4 == 0 else None
                                               for i in range(x.ndim)])
             _, count = read(folder / family, specs)
             assert count == total, (family, specs, count, total)

@@ -77,18 +77,36 @@ def images_too_shapes():
     return shapes
 
 
+def whole_qwen3_5():
+    """Returns the published form: text under a prefix, experts grouped, other parts beside it."""
+    golden = tiny_models.golden("qwen3_5_moe_untied")
+    text = golden["config"]
+    d, f, count = text["hidden_size"], text["moe_intermediate_size"], text["num_experts"]
+    shapes = {name: shape for name, shape in golden["shapes"].items() if ".experts." not in name}
+    for number in range(text["num_hidden_layers"]):
+        experts = f"model.layers.{number}.mlp.experts"
+        shapes |= {f"{experts}.gate_up_proj": [count, 2 * f, d],
+                   f"{experts}.down_proj": [count, d, f]}
+    shapes = {name.replace("model.", "model.language_model."): shape
+              for name, shape in shapes.items()}
+    settings = {"architectures": ["Qwen3_5MoeForConditionalGeneration"],
+                "model_type": "qwen3_5_moe", "text_config": text, "vision_config": {}}
+    return settings, shapes | {"model.visual.patch_embed.proj.weight": [4, 3, 2, 2],
+                               "mtp.layers.0.input_layernorm.weight": [d]}
+
+
 FOLDERS = {
     **{case: (tiny_models.golden(case)["config"], tiny_models.golden(case)["shapes"])
        for case in tiny_models.CASES},
     "experts": (EXPERTS, expert_shapes(grouped=False)),
     "grouped_experts": (EXPERTS, expert_shapes(grouped=True)),
-    "images_too": (IMAGES_TOO, images_too_shapes())}
+    "images_too": (IMAGES_TOO, images_too_shapes()), "whole_qwen3_5": whole_qwen3_5()}
 
 
 def write_source(folder, case="llama_tied", dtype=jnp.bfloat16):
-    """Writes a model with norms in float32 and the rest in `dtype`, and what lies beside it."""
+    """Writes a model, small tensors in float32 and the rest in `dtype`, and what is beside it."""
     settings, shapes = FOLDERS[case]
-    tensors = {name: values.astype(np.float32 if "norm" in name else dtype)
+    tensors = {name: values.astype(np.float32 if "norm" in name or "A_log" in name else dtype)
                for name, values in tiny_models.random_tensors(shapes, seed=5).items()}
     tiny_models.write_folder(folder, settings | {"of_the_source": True}, tensors)
     for name in ("tokenizer.json", "special_tokens_map.json", "preprocessor_config.json",
@@ -119,7 +137,8 @@ def assert_same(params, others):
 
 @pytest.mark.parametrize("case, read_as", [
     *((case, jnp.float32) for case in FOLDERS),
-    ("llama_tied", jnp.bfloat16), ("grouped_experts", jnp.bfloat16), ("images_too", jnp.bfloat16)])
+    ("llama_tied", jnp.bfloat16), ("grouped_experts", jnp.bfloat16), ("images_too", jnp.bfloat16),
+    ("whole_qwen3_5", jnp.bfloat16)])
 def test_import_and_export_are_inverse(case, read_as, tmp_path):
     """Through float32 every bit survives; through bfloat16 every bit of what was bfloat16."""
     source = write_source(tmp_path / "source", case)
@@ -128,7 +147,8 @@ def test_import_and_export_are_inverse(case, read_as, tmp_path):
     before, after = tensors_in(source), tensors_in(tmp_path / "out")
     assert before.keys() == after.keys()
     for name in before:
-        if read_as == jnp.float32 or before[name][0] == "bfloat16" or "vision" in name:
+        other_part = name.startswith(("vision_tower.", "model.visual.", "mtp."))
+        if read_as == jnp.float32 or before[name][0] == "bfloat16" or other_part:
             assert before[name] == after[name], name
         else:
             assert before[name][:2] == after[name][:2], name

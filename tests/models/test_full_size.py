@@ -54,10 +54,40 @@ MINISTRAL3_8B = {
         "sliding_window": None, "tie_word_embeddings": False, "vocab_size": 131072}}
 
 
+# huggingface.co/Qwen/Qwen3.5-35B-A3B, the text part
+QWEN35_35B = {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe",
+    "tie_word_embeddings": False, "text_config": {
+        "model_type": "qwen3_5_moe_text", "attention_bias": False, "attn_output_gate": True,
+        "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048,
+        "layer_types": 10 * (3 * ["linear_attention"] + ["full_attention"]),
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+        "max_position_embeddings": 262144, "moe_intermediate_size": 512,
+        "mtp_num_hidden_layers": 1, "num_attention_heads": 16, "num_experts": 256,
+        "num_experts_per_tok": 8, "num_hidden_layers": 40, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6, "rope_parameters": {
+            "mrope_interleaved": True, "mrope_section": [11, 11, 10],
+            "partial_rotary_factor": 0.25, "rope_theta": 10000000, "rope_type": "default"},
+        "shared_expert_intermediate_size": 512, "tie_word_embeddings": False,
+        "vocab_size": 248320}}
+
+
 def dense_count(d, f, layers, q, kv, vocabulary, matrices, *, bias=False, head_norm=0):
     """Counts a dense model: q and kv are the widths of all heads together."""
     attention = 2 * d * q + 2 * d * kv + bias * (q + 2 * kv) + 2 * head_norm
     return layers * (attention + 3 * d * f + 2 * d) + d + matrices * vocabulary * d
+
+
+def hybrid_count(d=2048, vocabulary=248320, experts=256, f=512):
+    """Counts Qwen3.5-35B-A3B, 30 delta net layers and 10 of attention."""
+    q, kv, head = 16 * 256, 2 * 256, 256
+    attention = d * 2 * q + 2 * d * kv + q * d + 2 * head  # the query's gate beside it
+    key, value, heads = 16 * 128, 32 * 128, 32
+    mixed = 2 * key + value
+    delta = d * mixed + 4 * mixed + 2 * d * value + 2 * d * heads + 2 * heads + 128
+    mlp = d * experts + 3 * d * f * experts + 3 * d * f + d
+    return 10 * attention + 30 * delta + 40 * (mlp + 2 * d) + d + 2 * vocabulary * d
 
 
 # The config, how many parameters it has, and how the count is published: a whole number, or
@@ -75,10 +105,13 @@ MODELS = {
     # "8.4B language model" on the model's page.
     "Ministral-3-8B-Instruct-2512": (
         MINISTRAL3_8B, dense_count(4096, 14336, 34, 32 * 128, 8 * 128, 131072, 2), "8.4B"),
+    "Qwen3.5-35B-A3B": (QWEN35_35B, hybrid_count(), "35B"),
 }
-# Stored tensors a layer, and those outside of layers.
-TENSORS = {"Qwen3-8B": (11, 3), "Qwen2.5-3B-Instruct": (12, 2), "Qwen2.5-7B-Instruct": (12, 3),
-           "Ministral-3-8B-Instruct-2512": (9, 3)}
+# Stored tensors; of an expert there are three.
+TENSORS = {
+    "Qwen3-8B": 36 * 11 + 3, "Qwen2.5-3B-Instruct": 36 * 12 + 2, "Qwen2.5-7B-Instruct": 28 * 12 + 3,
+    "Ministral-3-8B-Instruct-2512": 34 * 9 + 3,
+    "Qwen3.5-35B-A3B": 30 * 9 + 10 * 6 + 40 * (7 + 256 * 3) + 3}
 
 
 def config_of(name):
@@ -121,8 +154,7 @@ def test_tensors(name):
             assert tensor not in stored
             stored[tensor] = placement.stored_shape(shape[placement.stacked_axes:])
     assert sum(math.prod(shape) for shape in stored.values()) == MODELS[name][1]
-    in_layer, outside = TENSORS[name]
-    assert len(stored) == in_layer * config.num_layers + outside
+    assert len(stored) == TENSORS[name]
     d, vocabulary = config.hidden_size, config.vocab_size
     assert stored["model.embed_tokens.weight"] == (vocabulary, d)
     assert stored["model.norm.weight"] == (d,)

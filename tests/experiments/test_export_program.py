@@ -1,0 +1,120 @@
+"""`python -m experiments.export`: from a training run to a Hugging Face folder."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from memcalib_jax import models
+from memcalib_jax.models.lora import LoraConfig, adapter_shapes, init_adapter
+from memcalib_jax.training.checkpoint import Checkpoints
+from memcalib_jax.training.state import OptimizerConfig, init_state
+
+LORA = LoraConfig(rank=3, alpha=6, targets=("q_proj",))
+
+
+def save_checkpoint(run, params, step):
+    checkpoints = Checkpoints(run / "checkpoints")
+    checkpoints.save(step, init_state(params, OptimizerConfig()), {})
+    checkpoints.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("export")
+
+
+@pytest.fixture(scope="module")
+def answers(folder, tiny_model_dir, run_program):
+    params = jax.device_get(models.load(tiny_model_dir)[0])
+    for step in (3, 4):
+        save_checkpoint(folder / "run", jax.tree.map(lambda x: x + np.float32(step), params), step)
+    adapter = jax.tree.map(lambda x: x + np.float32(0.1), jax.device_get(
+        init_adapter(jax.random.key(0), models.load_config(tiny_model_dir), LORA)))
+    save_checkpoint(folder / "adapter", adapter, 2)
+    (folder / "adapter" / "config.json").write_text(json.dumps({
+        "lora_rank": LORA.rank, "lora_alpha": LORA.alpha, "lora_targets": LORA.targets}))
+    save_checkpoint(folder / "other", {"embed": np.zeros((3, 2), np.float32)}, 1)
+    (folder / "empty").mkdir()
+    (folder / "full").mkdir()
+    (folder / "full" / "precious.txt").write_text("keep me")
+
+    def flags(output, **values):
+        values = {"model_path": tiny_model_dir, "output_dir": folder / output} | values
+        return [f"--{name}={value}" for name, value in values.items()]
+
+    cases = {
+        "newest": flags("newest", checkpoint=folder / "run"),
+        "half": flags("empty", checkpoint=folder / "run", dtype="bfloat16"),
+        "plain": flags("plain"),
+        "adapter": flags("merged", checkpoint=folder / "adapter"),
+        "again": flags("newest", checkpoint=folder / "run"),
+        "full": flags("full", checkpoint=folder / "run"),
+        "no_run": flags("new", checkpoint=folder / "absent"),
+        "other": flags("new", checkpoint=folder / "other"),
+        "no_model": flags("new", model_path=folder / "absent"),
+    }
+    return dict(zip(cases, run_program("experiments.export", *cases.values()), strict=True))
+
+
+def test_the_newest_checkpoint_becomes_a_model(answers, folder, tiny_model_dir):
+    assert answers["newest"]["status"] == 0, answers["newest"]["err"]
+    assert answers["newest"]["out"] == (
+        f"wrote step 4 of {folder / 'run'} to {folder / 'newest'}\n")
+    before, after = (models.load(path) for path in (tiny_model_dir, folder / "newest"))
+    assert before[1] == after[1]
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x + np.float32(4), y),
+                 before[0], after[0])
+    text = "The user is vegan."
+    assert (models.load_tokenizer(folder / "newest")(text)["input_ids"]
+            == models.load_tokenizer(tiny_model_dir)(text)["input_ids"])
+    assert (json.loads((folder / "newest" / "config.json").read_text())
+            == json.loads((tiny_model_dir / "config.json").read_text()))
+
+
+def test_another_dtype(answers, folder):
+    assert answers["half"]["status"] == 0, answers["half"]["err"]
+    wide, narrow = (load_file(folder / name / "model.safetensors") for name in ("newest", "empty"))
+    for name, values in wide.items():
+        np.testing.assert_array_equal(values.astype(narrow[name].dtype), narrow[name])
+    assert json.loads((folder / "empty" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_without_a_checkpoint_the_model_is_written_as_it_is(answers, folder, tiny_model_dir):
+    assert answers["plain"]["status"] == 0, answers["plain"]["err"]
+    before, after = (load_file(path / "model.safetensors")
+                     for path in (tiny_model_dir, folder / "plain"))
+    assert before.keys() == after.keys()
+    for name in before:
+        np.testing.assert_array_equal(before[name], after[name])
+
+
+def test_an_adapter_is_merged(answers, folder, tiny_model_dir):
+    assert answers["adapter"]["status"] == 0, answers["adapter"]["err"]
+    (before, _), (after, _) = (models.load(path) for path in (tiny_model_dir, folder / "merged"))
+    a, b = (np.asarray(Checkpoints(folder / "adapter" / "checkpoints").restore_params(
+        2, jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, np.float32),
+                        adapter_shapes(models.load_config(tiny_model_dir), LORA),
+                        is_leaf=lambda x: isinstance(x, tuple)))["layers"][f"q_lora_{letter}"])
+            for letter in "ab")
+    np.testing.assert_allclose(
+        after["layers"]["q"], before["layers"]["q"] + 2 * np.einsum("ldr,lrhe->ldhe", a, b),
+        rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(after["layers"]["k"], before["layers"]["k"])
+
+
+@pytest.mark.parametrize("case, message", [
+    ("again", "newest: already exists and is not empty; choose another folder"),
+    ("full", "full: already exists and is not empty"),
+    ("no_run", "absent holds no whole checkpoint"),
+    ("other", "parameters of another shape than --model_path="),
+    ("no_model", "absent: there is no such file or folder"),
+])
+def test_mistakes_are_refused_and_nothing_is_touched(answers, folder, case, message):
+    assert answers[case]["status"] == 2
+    assert answers[case]["err"].startswith("error: ") and message in answers[case]["err"]
+    assert not (folder / "new").exists()
+    assert [path.name for path in (folder / "full").iterdir()] == ["precious.txt"]
+    assert not list(folder.glob(".*"))
