@@ -21,7 +21,9 @@ import adapters  # noqa: E402
 
 EVERYTHING = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 TARGETS = {"llama_untied": EVERYTHING, "qwen2_tied": ["q_proj", "o_proj"],
-           "qwen3_tied": ["k_proj", "v_proj", "down_proj"]}
+           "qwen3_tied": ["k_proj", "v_proj", "down_proj"],
+           "qwen3_5_moe_untied": [*EVERYTHING, "in_proj_qkv", "in_proj_z", "in_proj_a",
+                                  "in_proj_b", "out_proj"]}
 
 
 def make_adapter(base, targets, seed):

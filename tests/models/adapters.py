@@ -12,7 +12,7 @@ def write_folder(folder: Path, config_json: str, shapes: dict, seed: int) -> Pat
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter_config.json").write_text(config_json)
     random = np.random.RandomState(seed)
-    save_file({name: (0.5 * random.standard_normal(shape)).astype(np.float32)
+    save_file({name: (0.2 * random.standard_normal(shape)).astype(np.float32)
                for name, shape in sorted(shapes.items())}, folder / "adapter_model.safetensors")
     return folder
 
