@@ -118,7 +118,8 @@ def written(bases, tmp_path):
     ("alpha_pattern", {"q_proj": 2}), ("layers_to_transform", [0]), ("lora_bias", True),
     ("trainable_token_indices", [1]), ("target_parameters", ["mlp.experts.gate_up_proj"]),
     ("layer_replication", [[0, 1]]), ("init_lora_weights", "pissa_niter_4"),
-    ("peft_type", "IA3"), ("r", 0), ("r", 2.5), ("lora_alpha", "big"), ("a_later_feature", {"x": 1}),
+    ("peft_type", "IA3"), ("r", 0), ("r", 2.5), ("lora_alpha", "big"),
+    ("a_later_feature", {"x": 1}),
 ])
 def test_what_is_more_than_a_plain_adapter_is_refused_by_name(written, key, value):
     folder, config = written
