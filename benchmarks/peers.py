@@ -17,8 +17,9 @@ def torch_model(params: dict, config):
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from memcalib_jax.models.weights.families import PARAMETERS, flat_shapes
     from flax.traverse_util import flatten_dict
+
+    from memcalib_jax.models.weights.families import PARAMETERS, flat_shapes, tensor_names
 
     model = LlamaForCausalLM(LlamaConfig(
         vocab_size=config.vocab_size, hidden_size=config.hidden_size,
@@ -26,13 +27,13 @@ def torch_model(params: dict, config):
         num_attention_heads=config.num_heads, num_key_value_heads=config.num_kv_heads,
         head_dim=config.head_dim, rms_norm_eps=config.norm_eps,
         max_position_embeddings=config.max_positions, tie_word_embeddings=config.tie_embeddings,
-        rope_parameters={"rope_theta": config.rope_theta, "rope_type": "default"},
+        rope_parameters={"rope_theta": config.rope.theta, "rope_type": "default"},
         attn_implementation="sdpa"))
     values = {path: np.asarray(value) for path, value in flatten_dict(params, sep="/").items()}
     state = {}
     for path in flat_shapes(config):
         placement = PARAMETERS[path]
-        names = placement.tensor_names("hugging_face", config.num_layers)
+        names = tensor_names(path, config, "hugging_face")
         layers = values[path] if path.startswith("layers/") else values[path][None]
         for name, value in zip(names, layers, strict=True):
             state[name] = torch.from_numpy(np.ascontiguousarray(placement.to_stored(value)))
