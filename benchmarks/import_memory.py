@@ -4,8 +4,8 @@
 
 A random checkpoint of that size, in shards, is loaded in float32 and in bfloat16. `peak` is the
 most private memory (RssAnon of /proc/self/status, sampled every 0.2 ms) above what the process had
-before, `result` what the parameters take, `over` the difference: what an import takes besides. With several (virtual CPU)
-devices the parameters are split over them. The last line is JSON.
+before, `result` what the parameters take, `over` the difference: what an import takes besides. With
+several (virtual CPU) devices the parameters are split over them. The last line is JSON.
 """
 
 import argparse

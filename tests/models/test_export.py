@@ -369,7 +369,8 @@ def test_a_killed_export_is_no_model_and_no_obstacle(function, tmp_path):
 
 
 @pytest.mark.parametrize("case, with_source", [
-    ("llama_tied", True), ("grouped_experts", True), *((case, False) for case in tiny_models.CASES)])
+    ("llama_tied", True), ("grouped_experts", True),
+    *((case, False) for case in tiny_models.CASES)])
 def test_transformers_gives_the_same_logits(case, with_source, tmp_path):
     torch = pytest.importorskip("torch")
     import torch_models
