@@ -1,6 +1,11 @@
-"""`python -m experiments.export`: from a training run to a Hugging Face folder."""
+"""`python -m experiments.convert`: from a model or a training run to a Hugging Face folder."""
 
+import importlib.util
 import json
+import pathlib
+import re
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -12,6 +17,9 @@ from memcalib_jax.models.lora import LoraConfig, adapter_shapes, init_adapter
 from memcalib_jax.training.checkpoint import Checkpoints
 from memcalib_jax.training.state import OptimizerConfig, init_state
 
+ROOT = pathlib.Path(__file__).parents[2]
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed")
 LORA = LoraConfig(rank=3, alpha=6, targets=("q_proj",))
 
 
@@ -23,7 +31,7 @@ def save_checkpoint(run, params, step):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("export")
+    return tmp_path_factory.mktemp("convert")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +64,12 @@ def answers(folder, tiny_model_dir, run_program):
         "other": flags("new", checkpoint=folder / "other"),
         "no_model": flags("new", model_path=folder / "absent"),
     }
-    return dict(zip(cases, run_program("experiments.export", *cases.values()), strict=True))
+    if HAS_TORCH:
+        cases |= {
+            "checked": flags("checked", check=True),
+            "checked_half": flags("checked_half", dtype="bfloat16", check=True),
+        }
+    return dict(zip(cases, run_program("experiments.convert", *cases.values()), strict=True))
 
 
 def test_the_newest_checkpoint_becomes_a_model(answers, folder, tiny_model_dir):
@@ -118,3 +131,39 @@ def test_mistakes_are_refused_and_nothing_is_touched(answers, folder, case, mess
     assert not (folder / "new").exists()
     assert [path.name for path in (folder / "full").iterdir()] == ["precious.txt"]
     assert not list(folder.glob(".*"))
+
+
+@needs_torch
+@pytest.mark.parametrize("case", ["checked", "checked_half"])
+def test_check_finds_the_logits_of_transformers(answers, folder, case):
+    assert answers[case]["status"] == 0, answers[case]["err"]
+    difference, = re.findall(r"largest difference from transformers: (\S+) of", answers[case]["out"])
+    assert float(difference) < 1e-5
+
+
+def convert_after(setup, folder, tiny_model_dir, output):
+    """Runs the program with --check after some Python code; returns the finished process."""
+    code = f"{setup}; import runpy; runpy.run_module('experiments.convert', run_name='__main__')"
+    return subprocess.run(
+        [sys.executable, "-c", code, f"--model_path={tiny_model_dir}",
+         f"--output_dir={folder / output}", "--check"],
+        cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+@needs_torch
+def test_check_refuses_another_model(folder, tiny_model_dir):
+    setup = ("import torch, transformers; auto = transformers.AutoModelForCausalLM; "
+             "read = auto.from_pretrained; auto.from_pretrained = lambda *a, **k: "
+             "read(*a, **{**k, 'dtype': torch.bfloat16}).float()")
+    process = convert_after(setup, folder, tiny_model_dir, "doubtful")
+    assert process.returncode == 2 and "largest difference" in process.stdout
+    assert "error: transformers reads" in process.stderr and "more than 0.001" in process.stderr
+
+
+def test_without_torch_a_check_is_refused_before_any_work(folder, tiny_model_dir):
+    process = convert_after("import sys; sys.modules['torch'] = None", folder, tiny_model_dir,
+                            "unchecked")
+    assert process.returncode == 2 and process.stdout == ""
+    assert process.stderr == (
+        "error: --check needs torch, which is not installed: pip install -e '.[parity]'\n")
+    assert not (folder / "unchecked").exists()
