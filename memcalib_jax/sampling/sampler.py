@@ -56,7 +56,8 @@ def sample(params: dict, config: ModelConfig, prompts: Sequence[Sequence[int]], 
            top_p: float = 1.0, top_k: int = 0, stop_ids: Iterable[int],
            request_ids: Sequence[int] | None = None,
            on_finished: Callable[[int, int, Sample], None] | None = None,
-           max_rows: int = 64) -> list[list[Sample]]:
+           max_rows: int = 64,
+           on_token: Callable[[int, int, int], None] | None = None) -> list[list[Sample]]:
     """Samples `num_samples` responses to each prompt.
 
     A prompt is prefilled once for all its samples. Each token takes one uniform number, folded
@@ -82,6 +83,8 @@ def sample(params: dict, config: ModelConfig, prompts: Sequence[Sequence[int]], 
         response has ended, between blocks of steps, while others still decode.
       max_rows: most responses that decode at once. A prompt of more samples is split, and
         prefilled once for each part.
+      on_token: called as `on_token(prompt_index, sample_index, token)` with every token of a
+        response in order, between blocks of steps, the last before `on_finished`.
 
     Returns:
       For each prompt, its samples in order.
@@ -112,7 +115,8 @@ def sample(params: dict, config: ModelConfig, prompts: Sequence[Sequence[int]], 
         if on_finished is not None:
             on_finished(slot.prompt, slot.sample_ids[row], finished)
 
-    run = _Run(params, config, request, prompts, request_ids, num_samples, max_tokens, max_rows)
+    run = _Run(params, config, request, prompts, request_ids, num_samples, max_tokens, max_rows,
+               on_token)
     while run.waiting or run.live_slots():
         run.admit_waiting(finish)
         if run.live_slots():
@@ -125,7 +129,7 @@ class _Run:
     """Rows on the device and the prompts that wait for them."""
 
     def __init__(self, params, config, request, prompts, request_ids, num_samples, max_tokens,
-                 max_rows):
+                 max_rows, on_token):
         parts = -(-num_samples // max_rows)
         self.group_size = -(-num_samples // parts)
         self.waiting = collections.deque(
@@ -134,6 +138,7 @@ class _Run:
             for start in range(0, num_samples, self.group_size))
         self.params, self.config, self.request = params, config, request
         self.prompts, self.request_ids = prompts, request_ids
+        self.on_token = on_token
         self.longest_tail = _round_up(max_tokens, BLOCK_STEPS)
         self.slots = [None] * min(len(self.waiting), max_rows // self.group_size)
         self.tail_lengths = np.zeros(len(self.slots), np.int64)
@@ -157,6 +162,8 @@ class _Run:
                 "or an activation overflowed")
         slot.tokens[row].append(token)
         slot.log_probs[row].append(log_prob)
+        if self.on_token is not None:
+            self.on_token(slot.prompt, slot.sample_ids[row], token)
 
     def _release(self, done, finish):
         """Finishes the rows that have ended and frees the slots without a live row."""

@@ -180,6 +180,17 @@ def test_callback_gets_every_response_once_as_soon_as_it_ends(small_model):
     assert blocks == sorted(blocks) and blocks[0] < blocks[-1]
 
 
+def test_every_token_is_called_out_in_order_and_before_its_response_ends(small_model):
+    tokens, at_the_end = {}, {}
+    samples = draw_samples(
+        small_model, max_tokens=100,
+        on_token=lambda p, g, token: tokens.setdefault((p, g), []).append(token),
+        on_finished=lambda p, g, _: at_the_end.update({(p, g): list(tokens[p, g])}))
+    assert tokens == at_the_end
+    assert tokens == {(p, g): one.tokens for p, row in enumerate(samples)
+                      for g, one in enumerate(row)}
+
+
 def test_callback_comes_while_others_still_decode(small_model):
     lengths = [[len(one.tokens) for one in row] for row in draw_samples(small_model)]
     early, late = min(map(min, lengths)), max(map(max, lengths))
