@@ -34,11 +34,7 @@ def scan_layers(pattern: tuple[str, ...], steps: dict[str, Callable], carry, sca
         for kind, count in runs:
             run = jax.tree.map(lambda x: x[at[kind]:at[kind] + count], slices[kind])
             at[kind] += count
-            if count == 1:
-                carry, out = steps[kind](carry, jax.tree.map(lambda x: x[0], run))
-                out = jax.tree.map(lambda x: x[None], out)
-            else:
-                carry, out = jax.lax.scan(steps[kind], carry, run)
+            carry, out = jax.lax.scan(steps[kind], carry, run)
             outputs[kind].append(out)
         return carry, {kind: jax.tree.map(lambda *parts: jnp.concatenate(parts), *parts)
                        for kind, parts in outputs.items()}

@@ -33,6 +33,21 @@ def test_a_variant_that_is_a_prefix_keeps_its_last_token():
     assert (rest.tokens.tolist(), rest.position, rest.ancestors[0][1]) == ([2], 1, 1)
 
 
+def test_variants_branch_at_multiples():
+    """One leaves after 5 tokens, one after 3; one is the full prompt; one ends at a multiple."""
+    full = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    prompts = [full, [1, 2, 3, 4, 5, 0], [1, 2, 3, 0], full, [1, 2, 3, 4]]
+    tree = build_tree(prompts, [[7]], [(p, 0) for p in range(5)], branch_multiple=4)
+    found = [(segment.tokens.tolist(), segment.position, segment.ancestors)
+             for segment in tree.segments]
+    assert found == [
+        (full, 0, ()), ([7], 9, ((0, 9),)),
+        ([5, 0], 4, ((0, 4),)), ([7], 6, ((0, 4), (2, 2))),
+        ([1, 2, 3, 0], 0, ()), ([7], 4, ((4, 4),)),
+        ([1, 2, 3, 4], 0, ()), ([7], 4, ((6, 4),))]
+    assert tree.leaves == (1, 3, 5, 1, 7)
+
+
 def test_equal_prompts_and_equal_pairs_are_one():
     tree = build_tree([[1, 2], [1, 2], [1, 2]], [[5], [5]], [(0, 0), (1, 0), (2, 1), (0, 0)])
     assert tree.tokens == 3

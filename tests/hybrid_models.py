@@ -21,7 +21,7 @@ def random_params(config: ModelConfig, seed: int = 0) -> dict:
     random = np.random.RandomState(seed)
 
     def leaf(path, shape):
-        values = random.standard_normal(shape) * 0.3
+        values = random.standard_normal(shape) * 0.2
         if path[-1].key == "decay_bias":
             values -= 3.0
         return jnp.asarray(values, jnp.float32)
