@@ -5,6 +5,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -85,6 +86,7 @@ def test_an_interrupt_ends_it_quietly(tiny_model_dir):
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdin.write(QUESTIONS[0] + "\n")
         assert process.stdout.readline().endswith("\n")
+        time.sleep(0.5)  # it waits for a question by then
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 0
         assert process.stderr.read() == ""
