@@ -16,7 +16,7 @@ from memcalib_jax.models.config import ModelConfig
 from memcalib_jax.models.delta_net import (
     DeltaState, convolve, delta_output, project_delta, recurrent_step, split_heads)
 from memcalib_jax.models.mlp import mlp
-from memcalib_jax.models.stack import scan_layers
+from memcalib_jax.models.stack import scan_layers, take_layer
 
 
 @struct.dataclass
@@ -111,9 +111,11 @@ def decode_step(params: dict, config: ModelConfig, cache: Cache, tokens_P_G: jax
         return jax.lax.dynamic_update_slice(tail, new, (index, 0, 0, column, 0))
 
     # Tails and states ride in the carry, not in the scan's inputs and outputs: they stay in place.
-    def attention_step(carry, scanned):
+    # Weights and prompts are taken a layer at a time, or a period's would be copied first.
+    def attention_step(carry, index):
         x, tail_k, tail_v, states = carry
-        layer, prompt_k, prompt_v, index = scanned
+        layer, prompt_k, prompt_v = take_layer(
+            (params["layers"], cache.prompt_k, cache.prompt_v), index)
         q, k, v, gate = layers.project_qkv(x, positions, layer, config)
         tail_k, tail_v = write(tail_k, k, index), write(tail_v, v, index)
         mixed = two_part_attention(q, prompt_k, prompt_v, tail_k[index], tail_v[index],
@@ -121,20 +123,17 @@ def decode_step(params: dict, config: ModelConfig, cache: Cache, tokens_P_G: jax
         x = layers.attention_output(x, mixed, gate, layer)
         return (mlp(x, layer, config), tail_k, tail_v, states), None
 
-    def delta_step(carry, scanned):
+    def delta_step(carry, index):
         x, tail_k, tail_v, states = carry
-        layer, index = scanned
-        x, state = _delta_layer(x, layer, jax.tree.map(lambda x: x[index], states), config)
+        layer, state = take_layer((params["delta_layers"], states), index)
+        x, state = _delta_layer(x, layer, state, config)
         states = jax.tree.map(lambda room, new: room.at[index].set(new), states, state)
         return (mlp(x, layer, config), tail_k, tail_v, states), None
 
-    num_attention, num_delta = (config.layer_kinds.count(kind) for kind in ("attention", "delta"))
     start = (layers.embed(params, tokens_P_G), cache.tail_k, cache.tail_v, cache.states)
     (x, tail_k, tail_v, states), _ = scan_layers(
         config.layer_pattern, {"attention": attention_step, "delta": delta_step}, start,
-        {"attention": (params["layers"], cache.prompt_k, cache.prompt_v,
-                       jnp.arange(num_attention)),
-         "delta": (params.get("delta_layers"), jnp.arange(num_delta))})
+        {kind: jnp.arange(config.layer_kinds.count(kind)) for kind in config.layer_pattern})
     hidden = layers.norm(x, params["final_norm"], config)
     return hidden, cache.replace(tail_k=tail_k, tail_v=tail_v, states=states,
                                  tail_length=cache.tail_length + 1, clock=cache.clock + 1)

@@ -29,8 +29,7 @@ def scan_layers(pattern: tuple[str, ...], steps: dict[str, Callable], carry, sca
         for kind in set(pattern)}
 
     def one_period(carry, slices):
-        outputs = {kind: [] for kind in steps}
-        at = dict.fromkeys(steps, 0)
+        outputs, at = {kind: [] for kind in steps}, dict.fromkeys(steps, 0)
         for kind, count in runs:
             run = jax.tree.map(lambda x: x[at[kind]:at[kind] + count], slices[kind])
             at[kind] += count
@@ -41,3 +40,8 @@ def scan_layers(pattern: tuple[str, ...], steps: dict[str, Callable], carry, sca
 
     carry, outputs = jax.lax.scan(one_period, carry, by_period)
     return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
+
+
+def take_layer(stacked, index):
+    """Returns layer `index` of a tree of arrays stacked over layers."""
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), stacked)

@@ -2,6 +2,7 @@
 
 import functools
 
+import hybrid_models
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +19,7 @@ SIZES = dict(vocab_size=43, hidden_size=16, intermediate_size=24, num_layers=2, 
              num_kv_heads=2, head_dim=8, max_positions=256)
 # Scalings and query steps change within the first hundred positions.
 CONFIGS = [
+    hybrid_models.CONFIG,
     ModelConfig("llama", **SIZES, rope=Rope(100.0, scaling=Llama3(4.0, 1.0, 4.0, 32))),
     ModelConfig("ministral3", **SIZES, rope=Rope(100.0, scaling=Yarn(4.0, 32, mscale=2.0,
                                                                      mscale_all_dim=1.0)),
@@ -44,11 +46,11 @@ def forced_and_decoded(params, config, rows, prompt_lengths):
     """Returns logits of whole rows, and of their last `STEPS` tokens fed one by one."""
     whole = logits(params, config, rows, prompt_lengths + STEPS)
     prompts = rows[:, :PROMPT_SIZE]
-    _, (k, v) = prefill(params, config, plain_rows(prompts, prompt_lengths))
+    _, k, v, states = prefill(params, config, plain_rows(prompts, prompt_lengths))
     slots = jnp.arange(len(rows))
     cache = empty_cache(params, config, num_slots=len(rows), group_size=1,
                         prompt_size=PROMPT_SIZE, tail_size=STEPS)
-    cache = put_prompts(cache, slots, k, v, prompt_lengths)
+    cache = put_prompts(cache, slots, k, v, states, prompt_lengths)
 
     def step(cache, place):
         token = rows[slots, prompt_lengths + place]
