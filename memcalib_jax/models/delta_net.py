@@ -101,13 +101,13 @@ def solve_chunks(q: jax.Array, k: jax.Array, v: jax.Array, log_decay: jax.Array,
       log_decay, beta: float32 `[..., T, H]`; both 0 at a token that must leave no trace.
     """
     q, k, v = (x.swapaxes(-2, -3) for x in (q, k, v))
-    log_decay, beta = log_decay.mT, beta.mT[..., None]
-    causal = jnp.tri(log_decay.shape[-1], dtype=bool)
-    since_start = _product(log_decay, causal.T.astype(jnp.float32))
-    between = jnp.where(causal, since_start[..., :, None] - since_start[..., None, :], 0.0)
-    decay = jnp.where(causal, jnp.exp(between), 0.0)
-    from_start = jnp.exp(since_start)[..., None]
-    to_end = jnp.exp(since_start[..., -1:] - since_start)[..., None]
+    log_decay, beta = log_decay.mT[..., None], beta.mT[..., None]
+    size = q.shape[-2]
+    up_to, after = jnp.tri(size), jnp.tri(size, k=-1)
+    # Summed anew between any two tokens: a difference of sums from the start would carry their
+    # rounding, which is large where little is left of the start.
+    decay = jnp.where(up_to > 0, jnp.exp(_product(up_to, log_decay * after)), 0.0)
+    from_start, to_end = jnp.exp(_product(up_to, log_decay)), decay[..., -1:, :].mT
     overlaps = _product(beta * k, k.mT) * decay
     solved = jax.scipy.linalg.solve_triangular(
         overlaps, jnp.concatenate([beta * v, beta * k * from_start], axis=-1),
@@ -116,7 +116,7 @@ def solve_chunks(q: jax.Array, k: jax.Array, v: jax.Array, log_decay: jax.Array,
     met = _product(q, k.mT) * decay
     return Chunks(written, from_state=jnp.concatenate([taken_back, q * from_start], axis=-2),
                   from_written=jnp.concatenate([met, (k * to_end).mT], axis=-2),
-                  kept=jnp.exp(since_start[..., -1]))
+                  kept=from_start[..., -1, 0])
 
 
 def run_chunks(chunks: Chunks, state: jax.Array) -> tuple[jax.Array, jax.Array]:

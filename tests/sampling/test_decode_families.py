@@ -1,5 +1,6 @@
 """Decoding equals teacher forcing over many steps, for every kind of model."""
 
+import dataclasses
 import functools
 
 import hybrid_models
@@ -19,7 +20,7 @@ SIZES = dict(vocab_size=43, hidden_size=16, intermediate_size=24, num_layers=2, 
              num_kv_heads=2, head_dim=8, max_positions=256)
 # Scalings and query steps change within the first hundred positions.
 CONFIGS = [
-    hybrid_models.CONFIG,
+    dataclasses.replace(hybrid_models.CONFIG, num_layers=3),
     ModelConfig("llama", **SIZES, rope=Rope(100.0, scaling=Llama3(4.0, 1.0, 4.0, 32))),
     ModelConfig("ministral3", **SIZES, rope=Rope(100.0, scaling=Yarn(4.0, 32, mscale=2.0,
                                                                      mscale_all_dim=1.0)),
