@@ -1,3 +1,4 @@
+import hybrid_models
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -135,6 +136,13 @@ def test_matrices_take_the_dtype_and_norms_stay():
     cast = matrices_in(PARAMS, "bfloat16")
     assert cast["embed"].dtype == cast["layers"]["q"].dtype == jnp.bfloat16
     assert cast["final_norm"].dtype == cast["layers"]["mlp_norm"].dtype == jnp.float32
+
+
+def test_what_sets_the_decay_of_memories_stays_float32():
+    cast = matrices_in(hybrid_models.random_params(hybrid_models.CONFIG), "bfloat16")
+    layers = cast["delta_layers"]
+    assert layers["log_rate"].dtype == layers["decay_bias"].dtype == jnp.float32
+    assert layers["decay"].dtype == layers["conv"].dtype == jnp.bfloat16
 
 
 def test_a_diverged_step_is_refused_before_it_can_be_saved():

@@ -164,7 +164,8 @@ def _read_delta(text, num_layers, path):
         check_number(path, "full_attention_interval", interval, int)
         types = ["linear_attention"] * num_layers
         types[interval - 1::interval] = ["full_attention"] * (num_layers // interval)
-    if len(types) != num_layers or not set(types) <= kinds.keys():
+    if (not isinstance(types, list) or len(types) != num_layers
+            or any(called not in kinds for called in types)):
         _refuse(path, "layer_types", types, f"it must name one of {', '.join(kinds)} for each of "
                 f"the {num_layers} layers")
     period = next(n for n in range(1, num_layers + 1)
