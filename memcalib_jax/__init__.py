@@ -13,9 +13,13 @@ from memcalib_jax.credit import (
     grpo_advantages,
     init_thresholds,
     localization_signs,
+    logo_advantages,
+    logo_loss,
     memcalib_advantages,
     normalize_groups,
+    open_directions,
     project_multipliers,
+    step_ratios,
     update_thresholds,
 )
 
@@ -32,8 +36,12 @@ __all__ = [
     "grpo_advantages",
     "init_thresholds",
     "localization_signs",
+    "logo_advantages",
+    "logo_loss",
     "memcalib_advantages",
     "normalize_groups",
+    "open_directions",
     "project_multipliers",
+    "step_ratios",
     "update_thresholds",
 ]

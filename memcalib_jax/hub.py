@@ -87,7 +87,9 @@ def _fetch(name: str, parts: dict, options: str, download: Callable[[], str]) ->
                    "if it is private, set HF_TOKEN or run `hf auth login`")
     except errors.EntryNotFoundError:
         problem = f"{parts['repo_id']} is on the hub, but holds no such file"
-    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
+    except errors.HFValidationError as error:
+        problem = f"there is no such file or folder here, and the hub allows no such name ({error})"
+    except (errors.HfHubHTTPError, OSError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         problem = f"the download failed ({reason[0]}); try again, or run {command}"
     raise HubError(f"{name}: {problem}")

@@ -205,3 +205,9 @@ def test_a_folder_here_comes_before_the_hub(tmp_path, monkeypatch):
 def test_records_are_looked_for_on_the_hub():
     with pytest.raises(RecordError, match="`hf download Nobody/Data a/b.jsonl --repo-type dataset"):
         load_records("hf://datasets/Nobody/Data/a/b.jsonl")
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-", "Qwen/Qwen..3"])
+def test_a_name_that_the_hub_does_not_allow(name):
+    with pytest.raises(ModelError, match=f"{name}: .* here, and the hub allows no such name"):
+        load_config(name)

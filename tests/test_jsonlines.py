@@ -2,7 +2,7 @@
 
 import pytest
 
-from memcalib_jax.training.jsonlines import JsonLines
+from memcalib_jax.jsonlines import JsonLines
 
 
 def written(path, *rows):

@@ -24,11 +24,7 @@ class JsonLines:
 
     def __init__(self, path: pathlib.Path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        data = path.read_bytes() if path.exists() else b""
-        whole = data.rfind(b"\n") + 1
-        self.rows: list[dict] = [
-            _parse(path, number, line)
-            for number, line in enumerate(data[:whole].split(b"\n"), start=1) if line]
+        self.rows, whole = _read(path)
         self._lock = threading.Lock()
         self._file = path.open("ab")
         self._file.truncate(whole)
@@ -44,6 +40,23 @@ class JsonLines:
     def close(self):
         """Closes the file."""
         self._file.close()
+
+
+def read_rows(path: pathlib.Path) -> list[dict]:
+    """Returns the rows of a file that another may be writing; none where there is no file.
+
+    Raises:
+      DamagedFile: a whole line is no JSON object; names file and line.
+    """
+    return _read(path)[0]
+
+
+def _read(path):
+    """Returns the rows of whole lines, and how many bytes these take."""
+    data = path.read_bytes() if path.exists() else b""
+    whole = data.rfind(b"\n") + 1
+    return [_parse(path, number, line)
+            for number, line in enumerate(data[:whole].split(b"\n"), start=1) if line], whole
 
 
 def _parse(path, number, line):
