@@ -2,7 +2,7 @@
 
 from memcalib_jax.api.background import BackgroundLoop
 from memcalib_jax.api.client import ChatClient, Reply
-from memcalib_jax.api.failures import FAILURE_KINDS, ChatError
+from memcalib_jax.api.failures import FAILURE_KINDS, ChatError, Stopped
 from memcalib_jax.api.settings import API_KEY_VARIABLE, ChatSettings, read_api_key
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "ChatSettings",
     "FAILURE_KINDS",
     "Reply",
+    "Stopped",
     "read_api_key",
 ]

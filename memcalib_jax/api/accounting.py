@@ -27,9 +27,8 @@ class Accounting:
 
     def snapshot(self) -> dict:
         """Copies the figures into a plain dict; latencies in seconds, 0 where there are none."""
-        names = (
-            "requests attempts retries cache_hits waits prompt_tokens completion_tokens".split()
-        )
+        names = ("requests attempts retries hedges cache_hits waits prompt_tokens "
+                 "completion_tokens").split()
         latencies = list(self.latencies) or [0.0]
         return {
             **{name: self.counts[name] for name in names},

@@ -4,24 +4,32 @@ import asyncio
 import json
 import logging
 import os
+import pathlib
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
-import httpx
-
 from memcalib_jax.api.accounting import Accounting
+from memcalib_jax.api.budget import Budget
 from memcalib_jax.api.cache import ReplyCache, request_key
-from memcalib_jax.api.failures import ChatError, backoff_seconds, http_failure
-from memcalib_jax.api.limits import RequestWindow
-from memcalib_jax.api.settings import API_KEY_VARIABLE, THINKING_OFF, ChatSettings, read_api_key
+from memcalib_jax.api.completions import cut_note, read_completion, read_usage
+from memcalib_jax.api.connections import Answer, Connections
+from memcalib_jax.api.failures import ChatError, Stopped, backoff_seconds
+from memcalib_jax.api.hedging import first_good
+from memcalib_jax.api.journal import CallJournal
+from memcalib_jax.api.limits import Gate, Limits, shared_gate
+from memcalib_jax.api.settings import THINKING_OFF, ChatSettings, read_api_key
+
+JOURNAL_NAME = "journal.jsonl"
 
 _PROBE_SECONDS = 10.0
-_QUOTED_CHARACTERS = 1000
+# A reply is looked for anew while somebody else asks for it.
+_CLAIM_SECONDS = (0.02, 0.5)
+# Of JSON, a token takes more than these bytes but in rare scripts.
+_BYTES_A_TOKEN = 3
+_REPLY_BYTES_A_TOKEN = 8
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,7 @@ class Reply:
     parsed: Any = None
     cached: bool = False
     attempts: int = 0
+    finish_reason: str | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
@@ -42,9 +51,11 @@ class Reply:
 class ChatClient:
     """Asks one endpoint, within its limits, and keeps the checked replies.
 
-    `api_key` None reads `MEMCALIB_JUDGE_API_KEY`. An instance belongs to the event loop of its
-    first call; `aclose` (or `async with`) ends its connections. `clock`, `sleep` and `rng` are
-    for tests.
+    Limits count the requests of every client of this endpoint and key in the process. With a cache,
+    equal requests are asked once, over all processes that share it, and its folder has a journal
+    of all calls. `api_key` None reads the environment variable that the settings name. An instance
+    belongs to the event loop of its first call; `aclose` (or `async with`) ends its connections.
+    `clock`, `sleep` and `rng` are for tests; with a clock of its own, a client shares no limit.
 
     Raises:
       ValueError: a remote https endpoint without a key, or a key that no HTTP header can hold.
@@ -55,26 +66,32 @@ class ChatClient:
         settings: ChatSettings,
         *,
         api_key: str | None = None,
+        budget: Budget | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         rng: random.Random | None = None,
     ):
         self.settings = settings
-        environ = os.environ if api_key is None else {API_KEY_VARIABLE: api_key}
-        self._key = read_api_key(settings, environ)
+        environ = os.environ if api_key is None else {settings.key_variable: api_key}
+        key = read_api_key(settings, environ)
+        self._connections = Connections(settings, key)
         self._sleep = sleep
         self._rng = rng or random.Random()
-        self._window = RequestWindow(settings.requests_per_minute, clock=clock, sleep=sleep)
-        self._cache = ReplyCache(settings.cache_dir) if settings.cache_dir is not None else None
+        self._gate = (shared_gate(settings.base_url, key) if clock is time.monotonic
+                      else Gate(clock=clock, sleep=sleep))
+        self._limits = Limits(settings.max_concurrent, settings.requests_per_minute,
+                              settings.tokens_per_minute)
+        self._budget = budget or Budget()
+        self._cache = self._journal = None
+        if settings.cache_dir is not None:
+            self._cache = ReplyCache(settings.cache_dir)
+            self._journal = CallJournal(pathlib.Path(settings.cache_dir) / JOURNAL_NAME)
         self._accounting = Accounting()
         self._thinking_field = settings.thinking_field
-        # One connection a client: the cost of httpx's own pool grows with its connections, and 64
-        # single ones do several times the requests of a pool of 64. Last in, first out: the warm
-        # ones serve.
-        self._slots: asyncio.LifoQueue[httpx.AsyncClient | None] = asyncio.LifoQueue()
-        for _ in range(settings.max_concurrent):
-            self._slots.put_nowait(None)
-        self._tls = None
+        self._limit_field = "max_tokens"
+        self._top_p = settings.top_p
+        self._structures = ["json_schema", "json_object"]
+        self._stopped = asyncio.Event()
 
     async def __aenter__(self) -> "ChatClient":
         return self
@@ -84,11 +101,15 @@ class ChatClient:
 
     async def aclose(self) -> None:
         """Ends the connections that are not in use."""
-        slots = [self._slots.get_nowait() for _ in range(self._slots.qsize())]
-        for client in slots:
-            self._slots.put_nowait(None)
-            if client is not None:
-                await client.aclose()
+        await self._connections.aclose()
+
+    def stop(self) -> None:
+        """Starts no request any more: what is out comes back, all other calls raise `Stopped`.
+
+        For the event loop of the calls.
+        """
+        self._stopped.set()
+        self._gate.wake_all()
 
     def stats(self) -> dict:
         """Copies the counts since the start: requests, attempts, retries, tokens, failures, waits.
@@ -96,6 +117,12 @@ class ChatClient:
         `failures` counts requests that were given up, `failed_attempts` every attempt, by kind.
         """
         return self._accounting.snapshot()
+
+    @property
+    def thinking_field(self) -> str | None:
+        """Names the request field that turns thinking off; None: the endpoint refused it, or none
+        is sent."""
+        return self._thinking_field
 
     async def probe(self) -> tuple[str, ...]:
         """Asks for the endpoint's models within ten seconds; returns the ids that it lists.
@@ -107,14 +134,14 @@ class ChatClient:
           ChatError: it cannot be reached, refuses the key, or answers with an error of its own.
         """
         try:
-            response = await self._send("GET", "/models", None, _PROBE_SECONDS)
+            answer = await self._send("GET", "/models", None, _PROBE_SECONDS)
         except ChatError as error:
             url = self.settings.base_url
             if error.status in (401, 403):
                 raise ChatError(
                     error.kind,
                     f"{url} refuses the key (HTTP {error.status}): "
-                    f"check the environment variable {API_KEY_VARIABLE}",
+                    f"check the environment variable {self.settings.key_variable}",
                     status=error.status,
                 ) from None
             if error.kind in ("network", "timeout", "http_5xx"):
@@ -122,7 +149,7 @@ class ChatClient:
                 raise ChatError(error.kind, f"cannot use {url}: {error}; {advice}") from None
             return ()
         try:
-            models = tuple(str(model["id"]) for model in response.json()["data"])
+            models = tuple(str(model["id"]) for model in answer.value["data"])
         except (ValueError, TypeError, KeyError, RecursionError):
             return ()
         if models and self.settings.model not in models:
@@ -140,6 +167,8 @@ class ChatClient:
         *,
         sample_index: int = 0,
         check: Callable[[str], Any] | None = None,
+        allow_empty: bool = False,
+        schema: Mapping | None = None,
     ) -> Reply:
         """Asks for one reply to the messages.
 
@@ -148,35 +177,52 @@ class ChatClient:
           sample_index: tells apart replies to equal messages; part of the cache's key.
           check: parses a reply and raises ValueError for a bad one, which is asked for again and
             never kept. What it returns becomes `Reply.parsed`.
+          allow_empty: an empty reply is one too; else it is asked for again.
+          schema: JSON schema that the reply should follow, for endpoints that know of it: others
+            are asked for any JSON object, or for nothing. Part of the cache's key.
 
         Raises:
           ChatError: no good reply came. Its message holds neither key nor headers.
+          Stopped: the client was stopped before the request went out.
         """
+        self._check_stopped()
         self._accounting.counts["requests"] += 1
+        request = _Request(messages, check, allow_empty, schema)
         if self._cache is None:
-            return await self._ask(messages, check)
-        key = request_key(self.settings, messages, sample_index)
-        reply = self._cached(key, check)
-        if reply is None:
-            reply = await self._ask(messages, check)
-            self._cache.put(key, reply.text)
-        return reply
-
-    def _cached(self, key, check):
-        text = self._cache.get(key)
-        if text is None:
-            return None
+            return await self._ask(request)
+        request.key = request_key(self.settings, messages, sample_index, schema)
+        wait, longest = _CLAIM_SECONDS
+        while True:
+            reply = self._cached(request)
+            if reply is not None:
+                return reply
+            if self._cache.claim(request.key):
+                break
+            await asyncio.sleep(wait)
+            self._check_stopped()
+            wait = min(2 * wait, longest)
         try:
-            parsed = check(text) if check else None
+            # Whoever had the claim may have got the reply since.
+            return self._cached(request) or await self._ask(request)
+        finally:
+            self._cache.release(request.key)
+
+    def _cached(self, request):
+        kept = self._cache.get(request.key)
+        if kept is None:
+            return None
+        text, finish_reason = kept
+        try:
+            parsed = request.check(text) if request.check else None
         except ValueError:
             return None
         self._accounting.counts["cache_hits"] += 1
-        return Reply(text, parsed, cached=True)
+        return Reply(text, parsed, cached=True, finish_reason=finish_reason)
 
-    async def _ask(self, messages, check):
+    async def _ask(self, request):
         for attempt in range(self.settings.max_attempts):
             try:
-                return await self._attempt(messages, check, attempt + 1)
+                return await self._attempt(request, attempt + 1)
             except ChatError as error:
                 failure = error
             self._accounting.failed_attempts[failure.kind] += 1
@@ -195,129 +241,174 @@ class ChatClient:
         else:
             seconds = failure.retry_after + self._rng.uniform(0.0, 0.5)
         self._accounting.waited(seconds)
-        await self._sleep(seconds)
+        tasks = [asyncio.ensure_future(self._sleep(seconds)),
+                 asyncio.ensure_future(self._stopped.wait())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+        self._check_stopped()
 
-    async def _attempt(self, messages, check, attempt):
+    def _check_stopped(self):
+        if self._stopped.is_set():
+            raise Stopped
+
+    async def _attempt(self, request, attempt):
         self._accounting.counts["attempts"] += 1
-        response = await self._post(messages)
-        self._accounting.latencies.append(response.elapsed.total_seconds())
-        text, finish_reason, usage = _read_completion(response)
-        text = self._hide_key(text)
-        self._accounting.counts.update(usage)
-        if not text.strip():
-            raise ChatError("empty", f"the reply is empty{_cut_note(finish_reason)}")
-        problem = parsed = None
-        if check:
+        while True:
+            body = self._body(request)
             try:
-                parsed = check(text)
+                answer, usage, charged = await self._hedged(body, request.key)
+                break
+            except ChatError as error:
+                if error.status not in (400, 422) or not self._adapt(body, str(error)):
+                    raise
+        self._accounting.latencies.append(answer.seconds)
+        kept = False
+        try:
+            reply = self._checked(answer, request, attempt, usage)
+            if self._cache is not None:
+                self._cache.put(request.key, reply.text, reply.finish_reason)
+            kept = True
+        finally:
+            self._note("reply", request.key, self.settings.model, kept=kept, **charged)
+        return reply
+
+    def _checked(self, answer, request, attempt, usage):
+        text, finish_reason = read_completion(answer)
+        text = self._connections.hide_key(text)
+        if not (request.allow_empty or text.strip()):
+            raise ChatError("empty", f"the reply is empty{cut_note(finish_reason)}")
+        problem = parsed = None
+        if request.check:
+            try:
+                parsed = request.check(text)
             except ValueError as error:
-                problem = self._quote(str(error))
+                problem = self._connections.quote(str(error))
         if problem is not None:
-            raise ChatError("parse", f"bad reply: {problem}{_cut_note(finish_reason)}")
-        return Reply(text, parsed, attempts=attempt, **usage)
+            raise ChatError("parse", f"bad reply: {problem}{cut_note(finish_reason)}")
+        return Reply(text, parsed, attempts=attempt, finish_reason=finish_reason, **usage)
 
-    async def _post(self, messages):
-        body = {
-            "model": self.settings.model,
-            "messages": list(messages),
-            "temperature": self.settings.temperature,
-            "max_tokens": self.settings.max_tokens,
-        }
-        field = self._thinking_field
-        if field is not None:
-            body[field] = THINKING_OFF[field]
+    async def _hedged(self, body, key):
+        if self.settings.hedge_after is None:
+            return await self._paid(body, key)
+
+        def count():
+            self._accounting.counts["hedges"] += 1
+
+        return await first_good(lambda: self._paid(body, key), self.settings.hedge_after, count)
+
+    async def _paid(self, body, key):
+        """Makes one call within the budget.
+
+        Returns the answer, the tokens that it says, and those that count: where it says none, an
+        estimate.
+        """
+        content = _encoded(body)
+        prompt_tokens = -(-len(content) // _BYTES_A_TOKEN)
+        most = self.settings.max_tokens
+        while True:
+            reservation = self._budget.reserve(self.settings.model, prompt_tokens, most)
+            if reservation is not None:
+                break
+            await asyncio.sleep(_CLAIM_SECONDS[0])
+            self._check_stopped()
+        charged = {"prompt_tokens": 0, "completion_tokens": 0}
+        kind = "cancelled"
         try:
-            return await self._send("POST", "/chat/completions", body, self.settings.timeout)
+            self._note("intent", key, self.settings.model)
+            answer = await self._send("POST", "/chat/completions", content, self.settings.timeout,
+                                      tokens=prompt_tokens + most)
+            kind, usage = "", read_usage(answer)
+            charged = usage if any(usage.values()) else {
+                "prompt_tokens": prompt_tokens,
+                "completion_tokens": len(answer.content) // _BYTES_A_TOKEN}
         except ChatError as error:
-            if field is None or error.status not in (400, 422) or field not in str(error):
-                raise
-        # The endpoint does not know the field: from now on do without it.
-        self._thinking_field = None
-        del body[field]
-        return await self._send("POST", "/chat/completions", body, self.settings.timeout)
-
-    async def _send(self, method, path, body, timeout):
-        # ASCII: a lone surrogate in a model's text has no UTF-8.
-        content = None if body is None else json.dumps(body).encode("ascii")
-        try:
-            async with self._slot() as client:
-                self._accounting.waited(await self._window.wait())
-                # httpx bounds single reads and writes; this bounds the whole.
-                async with asyncio.timeout(timeout):
-                    url = self.settings.base_url + path
-                    response = await client.request(method, url, content=content)
-                failure = None
-        except TimeoutError:
-            failure = ChatError("timeout", f"no answer within {timeout:g} s")
-        except (httpx.HTTPError, OSError) as error:
-            problem = f"{type(error).__name__}: {error}".removesuffix(": ")
-            failure = ChatError("network", self._quote(problem))
-        # Raised here, so that no exception with the request and its headers hangs on it.
-        if failure is not None:
-            raise failure
-        if response.is_success:
-            return response
-        raise http_failure(
-            response.status_code,
-            self._quote(response.text),
-            response.headers.get("retry-after"),
-            datetime.now(UTC),
-        )
-
-    @asynccontextmanager
-    async def _slot(self):
-        client = await self._slots.get()
-        try:
-            if client is None:
-                client = self._new_client()
-            yield client
-        except BaseException:
-            # A request that was broken off may keep the only connection of its client.
-            broken, client = client, None
-            if broken is not None:
-                await broken.aclose()
+            kind = error.kind
             raise
         finally:
-            self._slots.put_nowait(client)
+            self._budget.settle(reservation, **charged)
+            if kind:
+                self._note("failure", key, kind)
+        self._accounting.counts.update(usage)
+        return answer, usage, charged
 
-    def _new_client(self):
-        if self._tls is None:
-            self._tls = httpx.create_ssl_context()
-        headers = {"Content-Type": "application/json"}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
-        return httpx.AsyncClient(
-            headers=headers,
-            timeout=None,
-            limits=httpx.Limits(max_connections=1, max_keepalive_connections=1),
-            verify=self._tls,
-            # A proxy from the environment cannot reach this machine's own servers.
-            trust_env=not self.settings.is_loopback,
-        )
+    def _note(self, event, key, *arguments, **values):
+        if self._journal is not None:
+            getattr(self._journal, event)(key, *arguments, **values)
 
-    def _hide_key(self, text):
-        return text.replace(self._key, "[key]") if self._key else text
+    def _body(self, request):
+        body = {
+            "model": self.settings.model,
+            "messages": list(request.messages),
+            "temperature": self.settings.temperature,
+            self._limit_field: self.settings.max_tokens,
+        }
+        if self._top_p is not None:
+            body["top_p"] = self._top_p
+        if self._thinking_field is not None:
+            body[self._thinking_field] = THINKING_OFF[self._thinking_field]
+        if request.schema is not None and self._structures:
+            body["response_format"] = {"type": self._structures[0]}
+            if self._structures[0] == "json_schema":
+                body["response_format"]["json_schema"] = {
+                    "name": "reply", "strict": True, "schema": request.schema}
+        return body
 
-    def _quote(self, text):
-        text = " ".join(self._hide_key(text).split())
-        return text if len(text) <= _QUOTED_CHARACTERS else text[:_QUOTED_CHARACTERS] + " ..."
+    def _adapt(self, body, refusal):
+        """Does from now on without what a refusal names; says whether that changes the request.
+
+        What goes changes no reply: a field that the endpoint does not know, the newer name of the
+        limit, a nucleus of 1, which is what leaving it out means to an endpoint that minds, and a
+        form of the reply, which is checked here anyhow.
+        """
+        for field in THINKING_OFF:
+            if field in body and field in refusal:
+                self._thinking_field = None
+                return True
+        if "max_tokens" in body and "max_completion_tokens" in refusal:
+            self._limit_field = "max_completion_tokens"
+            return True
+        if body.get("top_p") == 1.0 and "top_p" in refusal:
+            self._top_p = None
+            return True
+        if "response_format" in body and ("response_format" in refusal or "json_" in refusal):
+            form = body["response_format"]["type"]
+            self._structures = self._structures[self._structures.index(form) + 1:] if (
+                form in self._structures) else self._structures
+            return True
+        return False
+
+    async def _send(self, method, path, content, timeout, *, tokens=0) -> Answer:
+        size = len(content or b"") + _REPLY_BYTES_A_TOKEN * max(0, tokens)
+        granted, waited = await self._gate.enter(self._limits, tokens=tokens, size=size,
+                                                 is_stopped=self._stopped.is_set)
+        self._accounting.waited(waited)
+        taken = None
+        try:
+            answer = await self._connections.request(method, path, content, timeout)
+            self._gate.speed_up()
+            if tokens:
+                taken = sum(read_usage(answer).values()) or None
+            return answer
+        except ChatError as error:
+            if error.status == 429 or (error.status == 503 and error.retry_after is not None):
+                self._gate.slow_down(granted, min(error.retry_after or 0.0, timeout))
+            raise
+        finally:
+            self._gate.leave(granted, tokens=taken)
 
 
-def _read_completion(response):
-    try:
-        body = response.json()
-        choice = body["choices"][0]
-        text = choice["message"]["content"]
-        finish_reason = choice.get("finish_reason")
-        usage = body.get("usage") or {}
-        counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-        counts = None
-    if counts is None or not isinstance(text, str | None):
-        raise ChatError("parse", "the endpoint's answer is no chat completion")
-    counts = {name: value if isinstance(value, int) else 0 for name, value in counts.items()}
-    return text or "", finish_reason, counts
+@dataclass
+class _Request:
+    messages: Sequence[dict]
+    check: Callable[[str], Any] | None
+    allow_empty: bool
+    schema: Mapping | None
+    key: str = ""
 
 
-def _cut_note(finish_reason):
-    return " (it was cut at max_tokens)" if finish_reason == "length" else ""
+def _encoded(body: dict) -> bytes:
+    # ASCII: a lone surrogate in a model's text has no UTF-8.
+    return json.dumps(body).encode("ascii")

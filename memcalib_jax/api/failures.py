@@ -5,7 +5,8 @@ import re
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-FAILURE_KINDS = ("timeout", "network", "rate_limit", "http_4xx", "http_5xx", "parse", "empty")
+FAILURE_KINDS = ("timeout", "network", "rate_limit", "http_4xx", "http_5xx", "parse", "empty",
+                 "budget")
 
 _RETRIED_4XX = (408, 409, 429)
 
@@ -27,6 +28,10 @@ class ChatError(Exception):
         self.retried = retried
         self.retry_after = retry_after
         self.status = status
+
+
+class Stopped(Exception):
+    """A call was not made, because its client starts none any more."""
 
 
 def http_failure(status: int, body: str, retry_after: str | None, now: datetime) -> ChatError:

@@ -12,9 +12,10 @@ API_KEY_VARIABLE = "MEMCALIB_JUDGE_API_KEY"
 THINKING_OFF = {
     "chat_template_kwargs": {"enable_thinking": False},
     "thinking": {"type": "disabled"},
+    "reasoning_effort": "none",
 }
-"""Request fields that turn thinking off: of servers with a chat template (vLLM, SGLang), and of
-DeepSeek's service."""
+"""Request fields that turn thinking off: of servers with a chat template (vLLM, SGLang), of
+DeepSeek's service, and of OpenAI's."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,10 @@ class ChatSettings:
 
     `base_url` ends in `/v1`. `thinking_off` names the request field that turns thinking off: a key
     of `THINKING_OFF`, "none", or "auto" (by the host). `timeout` bounds one attempt as a whole, in
-    seconds. `max_attempts` counts the first one. `cache_dir` None: no cache.
+    seconds. `max_attempts` counts the first one. `cache_dir` None: no cache. `top_p` None leaves the
+    nucleus to the endpoint. `key_variable` is the environment variable that holds the key.
+    `tokens_per_minute` None: no limit; of prompts and replies. `hedge_after`: ask a second time
+    after so many seconds without an answer, and take the first good one; None: never.
 
     Raises:
       ValueError: a value is out of range; the message names it and says what is allowed.
@@ -40,17 +44,29 @@ class ChatSettings:
     max_concurrent: int = 64
     requests_per_minute: int = 240
     cache_dir: str | os.PathLike | None = None
+    top_p: float | None = None
+    key_variable: str = API_KEY_VARIABLE
+    tokens_per_minute: int | None = None
+    hedge_after: float | None = None
 
     def __post_init__(self):
-        object.__setattr__(self, "base_url", _checked_base_url(self.base_url))
+        object.__setattr__(self, "base_url", _checked_base_url(self.base_url, self.key_variable))
         if not self.model:
             raise ValueError("model must not be empty: name a model that the endpoint serves")
         if not 0.0 <= self.temperature <= 2.0:
             raise ValueError(f"temperature must lie in [0, 2], not {self.temperature}")
+        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must lie in (0, 1], not {self.top_p}")
         if not 0.0 < self.timeout < float("inf"):
             raise ValueError(f"timeout must be a positive number of seconds, not {self.timeout}")
-        for name in ("max_tokens", "max_attempts", "max_concurrent", "requests_per_minute"):
+        if self.hedge_after is not None and not 0.0 < self.hedge_after < float("inf"):
+            raise ValueError(f"hedge_after must be a positive number of seconds, not "
+                             f"{self.hedge_after}")
+        for name in ("max_tokens", "max_attempts", "max_concurrent", "requests_per_minute",
+                     "tokens_per_minute"):
             value = getattr(self, name)
+            if name == "tokens_per_minute" and value is None:
+                continue
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
         allowed = (*THINKING_OFF, "none", "auto")
@@ -74,9 +90,9 @@ class ChatSettings:
         host = urlsplit(self.base_url).hostname
         if host.endswith("deepseek.com"):
             return "thinking"
-        # OpenAI's own service knows neither field; all else is likely to be a server that renders
-        # a chat template, and one that is not gets the field dropped at its first refusal.
-        return None if host.endswith("openai.com") else "chat_template_kwargs"
+        # All else is likely to be a server that renders a chat template. An endpoint or a model
+        # that does not know its field gets it dropped at the first refusal.
+        return "reasoning_effort" if host.endswith("openai.com") else "chat_template_kwargs"
 
 
 def read_api_key(settings: ChatSettings, environ: Mapping[str, str] = os.environ) -> str | None:
@@ -85,22 +101,23 @@ def read_api_key(settings: ChatSettings, environ: Mapping[str, str] = os.environ
     Raises:
       ValueError: a remote https endpoint without a key, or a key that no HTTP header can hold.
     """
-    key = environ.get(API_KEY_VARIABLE, "").strip()
+    variable = settings.key_variable
+    key = environ.get(variable, "").strip()
     if not key:
         if settings.base_url.startswith("https:") and not settings.is_loopback:
             raise ValueError(
-                f"{settings.base_url} needs a key: set the environment variable {API_KEY_VARIABLE}"
+                f"{settings.base_url} needs a key: set the environment variable {variable}"
             )
         return None
     # An HTTP library would name the offending header, key and all.
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise ValueError(
-            f"{API_KEY_VARIABLE} holds white space or characters that no HTTP header can carry"
+            f"{variable} holds white space or characters that no HTTP header can carry"
         )
     return key
 
 
-def _checked_base_url(url: str) -> str:
+def _checked_base_url(url: str, key_variable: str) -> str:
     example = "such as https://api.deepseek.com/v1 or http://127.0.0.1:8000/v1"
     try:
         parts = urlsplit(url.strip())
@@ -111,7 +128,7 @@ def _checked_base_url(url: str) -> str:
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ValueError(
             "base_url must hold no user name, password, query or fragment; "
-            f"put the key into the environment variable {API_KEY_VARIABLE}"
+            f"put the key into the environment variable {key_variable}"
         )
     if parts.scheme not in ("http", "https") or not host:
         raise ValueError(f"base_url must start with http:// or https://, not {url!r}; {example}")

@@ -9,7 +9,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from memcalib_jax.api import ChatClient, ChatError, ChatSettings
+from memcalib_jax.api import ChatClient, ChatError, ChatSettings, Stopped
 
 MESSAGES = [{"role": "user", "content": "Grüße"}]
 KEY = "sk-very-secret-0123456789"
@@ -228,8 +228,8 @@ def test_rate_limit_spreads_requests_over_minutes(endpoint, open_client, fake_ti
     ask(client, count=5)
     assert fake_time.slept == [60.0, 60.0]
     assert len(endpoint.requests) == 5
-    # The third and the fifth move the clock; the fourth finds a place in the third's minute.
-    assert (client.stats()["waits"], client.stats()["waited_seconds"]) == (2, 120.0)
+    # The third and the fourth wait a minute, the fifth two.
+    assert (client.stats()["waits"], client.stats()["waited_seconds"]) == (3, 240.0)
 
 
 def test_cache_hit_pays_nothing(endpoint, open_client, tmp_path):
@@ -355,6 +355,37 @@ def test_thinking_field(endpoint, open_client, options, sent):
     assert {name: body[name] for name in body if "thinking" in name or "kwargs" in name} == sent
 
 
+def test_a_nucleus_is_sent_only_where_one_is_asked_for(endpoint, open_client):
+    ask(open_client())
+    ask(open_client(top_p=0.9))
+    assert [body.get("top_p") for _, _, _, body in endpoint.requests] == [None, 0.9]
+
+
+def test_the_newer_name_of_the_limit_is_taken_from_the_refusal(endpoint, open_client):
+    endpoint.script = [(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens'.")]
+    client = open_client(max_tokens=7)
+    ask(client)
+    ask(client)
+    assert [(body.get("max_tokens"), body.get("max_completion_tokens"))
+            for _, _, _, body in endpoint.requests] == [(7, None), (None, 7), (None, 7)]
+
+
+def test_only_a_nucleus_of_everything_may_be_left_out(endpoint, open_client, steps):
+    refusal = (400, "temperature and top_p cannot both be given")
+    endpoint.script = [refusal, (200, steps.completion()), refusal]
+    assert ask(open_client(top_p=1)).text == "good"
+    assert ["top_p" in body for _, _, _, body in endpoint.requests] == [True, False]
+    assert failure(open_client(top_p=0.9)).status == 400
+
+
+def test_an_empty_reply_may_be_one(endpoint, open_client, steps, tmp_path):
+    endpoint.script = [(200, steps.completion("", "length"))]
+    for cached in (False, True):
+        client = open_client(cache_dir=tmp_path)
+        reply = asyncio.run(client.complete(MESSAGES, allow_empty=True))
+        assert (reply.text, reply.finish_reason, reply.cached) == ("", "length", cached)
+
+
 def probe(client):
     async def run():
         async with client:
@@ -389,3 +420,67 @@ def test_probe_refuses_a_broken_server(endpoint, open_client):
     endpoint.script = [(502, "bad gateway")]
     with pytest.raises(ChatError, match="HTTP 502: bad gateway.*check the address"):
         probe(open_client())
+
+
+def asks_until_stopped(client, endpoint, *, count, out):
+    """Stops a client of `count` calls when `out` have reached the endpoint; returns all ends."""
+    async def run():
+        async with client:
+            calls = [asyncio.create_task(client.complete(MESSAGES, sample_index=index))
+                     for index in range(count)]
+            while len(endpoint.requests) < out:
+                await asyncio.sleep(0.005)
+            client.stop()
+            await asyncio.sleep(0.05)
+            left = sum(not call.done() for call in calls)
+            endpoint.released.set()
+            return left, await asyncio.wait_for(
+                asyncio.gather(*calls, return_exceptions=True), 10)
+
+    return asyncio.run(run())
+
+
+def answer_when_released(handler):
+    handler.server.released.wait(20)
+    return 200, {"choices": [{"message": {"content": "late"}, "finish_reason": "stop"}]}
+
+
+@pytest.mark.parametrize("bound", [{"requests_per_minute": 3}, {"max_concurrent": 3},
+                                   {"tokens_per_minute": 3 * 16500}])
+def test_a_stopped_client_waits_only_for_what_is_out(endpoint, tmp_path, bound):
+    endpoint.script = [answer_when_released] * 3
+    client = ChatClient(ChatSettings(endpoint.base_url, "m", cache_dir=tmp_path, **bound),
+                        api_key="")
+    left, ends = asks_until_stopped(client, endpoint, count=9, out=3)
+    assert left == 3
+    assert sorted(type(end).__name__ for end in ends) == ["Reply"] * 3 + ["Stopped"] * 6
+    assert len(endpoint.requests) == 3
+    with pytest.raises(Stopped):
+        asyncio.run(client.complete(MESSAGES))
+
+
+def test_a_stopped_client_retries_nothing(endpoint):
+    endpoint.script = [(429, "later", {"Retry-After": "200"})] * 3
+    client = ChatClient(ChatSettings(endpoint.base_url, "m"), api_key="")
+    left, ends = asks_until_stopped(client, endpoint, count=1, out=1)
+    assert (left, [type(end) for end in ends]) == (0, [Stopped])
+    assert len(endpoint.requests) == 1
+
+
+def test_a_stopped_client_waits_for_no_other_asker(endpoint, tmp_path):
+    endpoint.script = [answer_when_released]
+    settings = ChatSettings(endpoint.base_url, "m", cache_dir=tmp_path)
+
+    async def run():
+        async with ChatClient(settings, api_key="") as asker, (
+                ChatClient(settings, api_key="")) as other:
+            calls = [asyncio.create_task(client.complete(MESSAGES)) for client in (asker, other)]
+            while not endpoint.requests:
+                await asyncio.sleep(0.005)
+            other.stop()
+            with pytest.raises(Stopped):
+                await asyncio.wait_for(calls[1], 5)
+            endpoint.released.set()
+            return await calls[0]
+
+    assert asyncio.run(run()).text == "late"

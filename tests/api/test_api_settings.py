@@ -60,6 +60,8 @@ def test_bad_base_url(url, said):
         ("max_concurrent", -1),
         ("requests_per_minute", 0),
         ("thinking_off", "maybe"),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
     ],
 )
 def test_out_of_range(field, value):
@@ -71,7 +73,7 @@ def test_out_of_range(field, value):
     "url, field",
     [
         ("https://api.deepseek.com/v1", "thinking"),
-        ("https://api.openai.com/v1", None),
+        ("https://api.openai.com/v1", "reasoning_effort"),
         (LOCAL, "chat_template_kwargs"),
         ("http://10.0.0.5:8000/v1", "chat_template_kwargs"),
     ],
@@ -112,3 +114,12 @@ def test_key_that_no_header_can_hold(key):
     with pytest.raises(ValueError, match="MEMCALIB_JUDGE_API_KEY") as caught:
         read_api_key(ChatSettings(LOCAL, "m"), {"MEMCALIB_JUDGE_API_KEY": key})
     assert key not in str(caught.value)
+
+
+def test_another_variable_may_hold_the_key():
+    settings = ChatSettings("https://host/v1", "m", key_variable="OTHER_KEY")
+    assert read_api_key(settings, {"OTHER_KEY": "k", "MEMCALIB_JUDGE_API_KEY": "j"}) == "k"
+    with pytest.raises(ValueError, match="set the environment variable OTHER_KEY"):
+        read_api_key(settings, {"MEMCALIB_JUDGE_API_KEY": "j"})
+    with pytest.raises(ValueError, match="environment variable OTHER_KEY"):
+        ChatSettings("https://user@host/v1", "m", key_variable="OTHER_KEY")
