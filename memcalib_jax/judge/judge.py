@@ -9,11 +9,16 @@ _REASON_CHARACTERS = 500
 
 
 class Judge:
-    """Asks an endpoint for the use level of every atom in a response."""
+    """Asks an endpoint for the use level of every atom in a response.
 
-    def __init__(self, client: ChatClient, instructions: str = DEFAULT_INSTRUCTIONS):
+    A `blind` judge is shown neither ideal levels nor rubrics; its instructions say so.
+    """
+
+    def __init__(self, client: ChatClient, instructions: str = DEFAULT_INSTRUCTIONS, *,
+                 blind: bool = False):
         self._client = client
         self._instructions = instructions
+        self._blind = blind
 
     async def judge(self, record: Record, response: str, sample_index: int = 0) -> Judgment:
         """Judges one response; a fault of the endpoint makes it invalid, never a low level.
@@ -23,12 +28,13 @@ class Judge:
         """
         if not response.strip():
             return Judgment.invalid("empty_response")
-        messages = judge_messages(record, response, instructions=self._instructions)
+        messages = judge_messages(record, response, instructions=self._instructions,
+                                  blind=self._blind)
         try:
             reply = await self._client.complete(
                 messages,
                 sample_index=sample_index,
-                check=lambda text: parse_judgment(text, record.atoms),
+                check=lambda text: parse_judgment(text, record.atoms, blind=self._blind),
             )
         except ChatError as error:
             return Judgment.invalid(f"{error.kind}: {error}"[:_REASON_CHARACTERS])

@@ -58,27 +58,23 @@ an empty string for A. "reason" explains the decision in one sentence.
 
 
 def judge_messages(
-    record: Record, response: str, *, instructions: str = DEFAULT_INSTRUCTIONS
+    record: Record, response: str, *, instructions: str = DEFAULT_INSTRUCTIONS, blind: bool = False
 ) -> list[dict]:
     """Builds the chat messages that ask for the use levels of a response.
 
     The system message holds the instructions; the user message is one JSON object: the question,
     the memory blocks (fluent text), the response, and the atoms with ideal level and rubric, in
-    file order.
+    file order. A `blind` judge sees neither levels nor rubrics.
     """
+    atoms = [{"atom_id": atom.id, "text": atom.text} for atom in record.atoms]
+    if not blind:
+        for item, atom in zip(atoms, record.atoms, strict=True):
+            item |= {"u_star": LEVELS[atom.ideal], "usage_rubric": atom.rubric}
     payload = {
         "query": record.question,
         "memory_blocks": [{"id": block.id, "text": block.fluent_text} for block in record.blocks],
         "response": response,
-        "atoms": [
-            {
-                "atom_id": atom.id,
-                "text": atom.text,
-                "u_star": LEVELS[atom.ideal],
-                "usage_rubric": atom.rubric,
-            }
-            for atom in record.atoms
-        ],
+        "atoms": atoms,
     }
     return [
         {"role": "system", "content": instructions},

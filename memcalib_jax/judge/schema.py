@@ -1,13 +1,10 @@
 """A judge's reply, read strictly."""
 
-import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from memcalib_jax.api.replies import read_object
 from memcalib_jax.data import LEVELS, Atom
-
-_FENCED = re.compile(r"```[a-zA-Z]*\s*\n(.*?)```", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -39,17 +36,17 @@ class Judgment:
         return cls(None, False, reason)
 
 
-def parse_judgment(text: str, atoms: Sequence[Atom]) -> Judgment:
+def parse_judgment(text: str, atoms: Sequence[Atom], *, blind: bool = False) -> Judgment:
     """Reads a judge's reply: one JSON object, bare, fenced, or between other words.
 
     Its `atom_judgments` list must hold each atom exactly once: `atom_id`, `u_star` equal to the
-    ideal level, `predicted_usage_level`, `evidence_quote` and `reason`. Whether the quote stands
-    in the response is not checked.
+    ideal level (not of a `blind` judge, who does not know it), `predicted_usage_level`,
+    `evidence_quote` and `reason`. Whether the quote stands in the response is not checked.
 
     Raises:
       ValueError: anything else; the message names the atom and field.
     """
-    reply = _json_object(text)
+    reply = read_object(text)
     items = reply.get("atom_judgments")
     if not isinstance(items, list):
         raise ValueError("atom_judgments is missing or no list")
@@ -65,7 +62,7 @@ def parse_judgment(text: str, atoms: Sequence[Atom]) -> Judgment:
             raise ValueError(f"unknown atom {atom_id!r}")
         if atom_id in found:
             raise ValueError(f"atom {atom_id!r} is judged twice")
-        found[atom_id] = _atom_judgment(item, expected[atom_id])
+        found[atom_id] = _atom_judgment(item, expected[atom_id], blind)
     missing = [atom_id for atom_id in expected if atom_id not in found]
     if missing:
         raise ValueError(f"no judgment of {', '.join(map(repr, missing))}")
@@ -73,30 +70,16 @@ def parse_judgment(text: str, atoms: Sequence[Atom]) -> Judgment:
     return Judgment(tuple(detail.level for detail in details), True, None, details)
 
 
-def _atom_judgment(item, atom):
+def _atom_judgment(item, atom, blind):
     where = f"atom {atom.id!r}"
-    for field in ("u_star", "predicted_usage_level", "evidence_quote", "reason"):
+    known = () if blind else ("u_star",)
+    for field in (*known, "predicted_usage_level", "evidence_quote", "reason"):
         if not isinstance(item.get(field), str):
             raise ValueError(f"{where}: {field} is missing or no string")
-    if item["u_star"] != LEVELS[atom.ideal]:
+    if not blind and item["u_star"] != LEVELS[atom.ideal]:
         raise ValueError(f"{where}: u_star is {item['u_star']!r}, not {LEVELS[atom.ideal]!r}")
     letter = item["predicted_usage_level"]
     if letter not in tuple(LEVELS):
         allowed = ", ".join(LEVELS)
         raise ValueError(f"{where}: predicted_usage_level is {letter!r}, not one of {allowed}")
     return AtomJudgment(atom.id, LEVELS.index(letter), item["evidence_quote"], item["reason"])
-
-
-def _json_object(text):
-    candidates = [text, *reversed(_FENCED.findall(text))]
-    start, end = text.find("{"), text.rfind("}")
-    if 0 <= start < end:
-        candidates.append(text[start : end + 1])
-    for candidate in candidates:
-        try:
-            value = json.loads(candidate)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict):
-            return value
-    raise ValueError("no JSON object found")

@@ -95,3 +95,12 @@ def test_a_mistake_in_the_program_is_no_endpoint_fault(record):
 
     with pytest.raises(TypeError, match="wrong call"):
         run(Judge(Wrong()).judge(record, "text"))
+
+
+def test_a_blind_judge_over_http(record):
+    async def judge():
+        async with ChatClient(ChatSettings(server.base_url, MODEL_NAME), api_key="") as client:
+            return await Judge(client, "Judge.", blind=True).judge(record, RESPONSE)
+
+    with serve() as server:
+        assert run(judge()).levels == (2, 0, 0)

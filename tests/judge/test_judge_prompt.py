@@ -66,3 +66,11 @@ def test_bad_instruction_files(tmp_path):
         with pytest.raises(ValueError, match=said) as caught:
             load_instructions(path)
         assert str(path) in str(caught.value)
+
+
+def test_a_blind_judge_sees_no_target(record):
+    messages = judge_messages(record, "x", instructions="Judge.", blind=True)
+    told, sighted = (json.loads(messages[1]["content"]),
+                     json.loads(judge_messages(record, "x")[1]["content"]))
+    assert told.pop("atoms") == [{"atom_id": atom.id, "text": atom.text} for atom in record.atoms]
+    assert sighted.pop("atoms") and told == sighted

@@ -106,3 +106,14 @@ def test_faults_are_named(record, change, said):
 def test_no_judgment(record, text, said):
     with pytest.raises(ValueError, match=said):
         parse_judgment(text, record.atoms)
+
+
+@pytest.mark.parametrize("u_star", ["A", "?", None])
+def test_a_blind_judge_need_not_name_the_target(record, u_star):
+    value = reply()
+    for item in value["atom_judgments"]:
+        item["u_star"] = u_star
+    assert parse_judgment(json.dumps(value), record.atoms, blind=True).levels == (1, 0, 2)
+    del value["atom_judgments"][0]["reason"]
+    with pytest.raises(ValueError, match="atom 'a1': reason is missing"):
+        parse_judgment(json.dumps(value), record.atoms, blind=True)

@@ -92,9 +92,9 @@ PAYLOAD = {
         ({"messages": messages({**PAYLOAD, "response": None})}, 400, "response must be a string"),
         ({"messages": messages({**PAYLOAD, "atoms": {}})}, 400, "atoms must be a list"),
         (
-            {"messages": messages({**PAYLOAD, "atoms": [{"atom_id": "a", "text": "t"}]})},
+            {"messages": messages({**PAYLOAD, "atoms": [{"atom_id": "a", "u_star": "A"}]})},
             400,
-            "atoms[0].u_star must be a string",
+            "atoms[0].text must be a string",
         ),
         (
             {"messages": messages({**PAYLOAD, "memory_blocks": ["t"]})},
