@@ -1,6 +1,11 @@
 """Credit assignment as pure functions of arrays; imports jax and flax.struct only."""
 
-from memcalib_jax.credit.assign import CreditConfig, CreditDiagnostics, memcalib_advantages
+from memcalib_jax.credit.assign import (
+    CreditConfig,
+    CreditDiagnostics,
+    memcalib_advantages,
+    open_directions,
+)
 from memcalib_jax.credit.channels import (
     BOUND,
     CHANNELS,
@@ -10,6 +15,7 @@ from memcalib_jax.credit.channels import (
     channel_rewards,
 )
 from memcalib_jax.credit.localization import localization_signs
+from memcalib_jax.credit.logo import logo_advantages, logo_loss, step_ratios
 from memcalib_jax.credit.normalization import (
     gdpo_advantages,
     grpo_advantages,
@@ -31,8 +37,12 @@ __all__ = [
     "grpo_advantages",
     "init_thresholds",
     "localization_signs",
+    "logo_advantages",
+    "logo_loss",
     "memcalib_advantages",
     "normalize_groups",
+    "open_directions",
     "project_multipliers",
+    "step_ratios",
     "update_thresholds",
 ]

@@ -1,5 +1,6 @@
 """Token advantages of MemCalib-RL: localized, mean-preserving (sections 3.2-3.3, D.4, H.2)."""
 
+import functools
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from memcalib_jax.credit.localization import (
     MODES,
     aligned_signals,
     candidate_tokens,
+    guarded_candidates,
     localization_signs,
     localize_sentences,
     localize_tokens,
@@ -22,7 +24,7 @@ from memcalib_jax.credit.normalization import (
     weigh_channels,
 )
 from memcalib_jax.credit.projection import project_multipliers, proportional_multipliers
-from memcalib_jax.credit.thresholds import init_thresholds
+from memcalib_jax.credit.thresholds import SENTENCE_FLOOR, init_thresholds
 
 GRANULARITIES = ("token", "sentence")
 
@@ -52,7 +54,9 @@ class CreditConfig:
       cap: greatest multiplier, at least 1.
       max_difference: signals are clipped to this, in nats.
       min_signal: a pair is localized only if a token's signal exceeds this, in nats.
-      mode: which log-prob differences count, see `localization_signs`.
+      mode: which log-prob differences count, see `localization_signs`; "guarded" also which tokens
+        may: those that a correctly used channel supports, and stop tokens, are no candidates of
+        the under-use channels.
       granularity: "token" or "sentence" (H.2).
       coverage_power: exponent of a sentence's coverage (gamma of H.2).
       min_sentence_signal: as `min_signal`, for the greatest mean of a sentence, in nats.
@@ -199,7 +203,7 @@ def memcalib_advantages(
       stop_mask_P_G_T: bool [P, G, T], stop tokens. They are no candidates of the under-use channels
         (BA-, CA-, CB-): the memory that speaks against ending speaks for more text, and a penalty
         on ending teaches rambling. They still take part in the mean and in the score pool. An
-        addition to the paper; None leaves it out.
+        addition to the paper; None leaves it out. Mode "guarded" needs it.
       axis_name: mapped axes (inside shard_map or vmap) over which the batch is spread.
 
     Returns:
@@ -207,7 +211,8 @@ def memcalib_advantages(
       `CreditDiagnostics`.
 
     Raises:
-      ValueError: shapes that do not fit together, or sentence granularity without sentence ids.
+      ValueError: shapes that do not fit together, sentence granularity without sentence ids, or
+        mode "guarded" without stop tokens.
     """
     _check_shapes(
         rewards_P_G_C,
@@ -221,15 +226,11 @@ def memcalib_advantages(
         sentence_thresholds_C=sentence_thresholds_C,
         stop_mask_P_G_T=stop_mask_P_G_T,
     )
+    if config.mode == "guarded" and stop_mask_P_G_T is None:
+        raise ValueError("mode 'guarded' needs stop_mask_P_G_T")
     valid = jnp.asarray(valid_P_G, bool)
     mask = jnp.asarray(response_mask_P_G_T, bool)
-    rewards = jnp.where(valid[..., None], jnp.asarray(rewards_P_G_C, jnp.float32), 0.0)
-    if config.merge_overuse:
-        rewards = merge_overuse_rewards(rewards)
-
-    advantages = normalize_groups(
-        rewards, valid, epsilon=config.epsilon, min_std=config.min_std
-    )
+    rewards, advantages = _channel_advantages(rewards_P_G_C, valid, config)
     totals = total_advantages(advantages, config.channel_weights)
     rms = batch_rms(totals, valid, epsilon=config.epsilon, axis_name=axis_name)
 
@@ -240,17 +241,23 @@ def memcalib_advantages(
         full_log_probs_P_G_T, ablated_log_probs_P_G_C_T, score_mask, config.mode
     )
     clipped = jnp.clip(signals, -config.max_difference, config.max_difference)
-    found = _localize(
+    localize = functools.partial(
+        _localize,
         signals,
         clipped,
-        candidate_tokens(score_mask, stop_mask_P_G_T),
-        jnp.asarray(thresholds_C, jnp.float32),
-        config,
-        sentence_ids_P_G_T,
-        sentence_thresholds_C,
+        thresholds=jnp.asarray(thresholds_C, jnp.float32),
+        config=config,
+        sentence_ids=sentence_ids_P_G_T,
+        sentence_thresholds=sentence_thresholds_C,
     )
+    candidates = candidate_tokens(score_mask, stop_mask_P_G_T)
+    found = localize(candidates)
+    if config.mode == "guarded":
+        guarded = localize(guarded_candidates(candidates, found.scores))
+        # The pool that thresholds move on stays that of "ordered".
+        found = found._replace(scores=guarded.scores, signal_gate=guarded.signal_gate)
 
-    direction_gate = (rewards != 0) & (jnp.sign(rewards) == jnp.sign(advantages))
+    direction_gate = _same_direction(rewards, advantages)
     fallback = jnp.select(
         [
             rewards == 0,
@@ -291,6 +298,37 @@ def memcalib_advantages(
     )
 
 
+def open_directions(rewards_P_G_C, valid_P_G, config: CreditConfig = CreditConfig()) -> jax.Array:
+    """Return where reward and advantage have the same sign: the direction gate before any scoring.
+
+    Elsewhere a channel's advantage stays uniform over the tokens whatever its counterfactual says
+    (Section 3.3, arXiv 2609.24259), so that its score can only move the thresholds.
+
+    Args:
+      rewards_P_G_C: float [P, G, C] channel rewards.
+      valid_P_G: bool [P, G]; invalid responses are closed.
+      config: constants.
+
+    Returns:
+      bool [P, G, C], the `direction_gate` of `memcalib_advantages`.
+    """
+    valid = jnp.asarray(valid_P_G, bool)
+    return _same_direction(*_channel_advantages(rewards_P_G_C, valid, config))
+
+
+def _channel_advantages(rewards, valid, config):
+    rewards = jnp.where(valid[..., None], jnp.asarray(rewards, jnp.float32), 0.0)
+    if config.merge_overuse:
+        rewards = merge_overuse_rewards(rewards)
+    return rewards, normalize_groups(
+        rewards, valid, epsilon=config.epsilon, min_std=config.min_std
+    )
+
+
+def _same_direction(rewards, advantages):
+    return (rewards != 0) & (jnp.sign(rewards) == jnp.sign(advantages))
+
+
 def _localize(signals, clipped, candidates, thresholds, config, sentence_ids, sentence_thresholds):
     if config.granularity == "token":
         return localize_tokens(
@@ -299,7 +337,7 @@ def _localize(signals, clipped, candidates, thresholds, config, sentence_ids, se
     if sentence_ids is None:
         raise ValueError("granularity 'sentence' needs sentence_ids_P_G_T")
     if sentence_thresholds is None:
-        sentence_thresholds = init_thresholds(initial=0.01)
+        sentence_thresholds = init_thresholds(initial=SENTENCE_FLOOR)
     return localize_sentences(
         signals,
         clipped,

@@ -16,6 +16,7 @@ _SIGNS = {
     "ordered": (0, 1, 1, -1, 1, 1, -1, -1, 1),
     "absolute": (0, 1, 1, 1, 1, 1, 1, 1, 1),
     "positive_only": (0, 1, 1, 0, 1, 1, 0, 1, 1),
+    "guarded": (0, 1, 1, -1, 1, 1, -1, -1, 1),
 }
 MODES = tuple(_SIGNS)
 
@@ -42,8 +43,8 @@ def localization_signs(mode: str = "ordered") -> jax.Array:
 
     Args:
       mode: "ordered" (over-use and right use look for support, +1; under-use for suppression, -1),
-        "absolute" (all look for |d|, H.2) or "positive_only" (+1, and BA- and CA- are not
-        localized).
+        "absolute" (all look for |d|, H.2), "positive_only" (+1, and BA- and CA- are not
+        localized) or "guarded" (the signs of "ordered"; see `guarded_candidates`).
 
     Returns:
       float32 [C]; 0 where a channel is not localized.
@@ -76,9 +77,28 @@ def candidate_tokens(mask_C_T: jax.Array, stop_mask_T: jax.Array | None) -> jax.
     """
     if stop_mask_T is None:
         return mask_C_T
+    return _without(mask_C_T, jnp.asarray(stop_mask_T, bool))
+
+
+def guarded_candidates(candidates_C_T: jax.Array, scores_C_T: jax.Array) -> jax.Array:
+    """Leave what a correctly used channel supports out of the under-use channels' candidates.
+
+    A token is supported where its score in B+ or C+ of the same response is positive: at token
+    granularity its own clipped difference is above that channel's threshold, at sentence
+    granularity its sentence's mean is above the sentence threshold, so that a sentence is left out
+    whole. An atom that is missing may well argue against a token that another atom rightly put
+    there, and such a token is no fault of the response. An addition to the paper.
+    """
+    ideal_C, actual_C = channel_levels()
+    right = (ideal_C == actual_C)[:, None]
+    return _without(candidates_C_T, jnp.any(right & (scores_C_T > 0), axis=-2))
+
+
+def _without(candidates_C_T, barred_T):
+    """Takes tokens from the candidates of the under-use channels."""
     ideal_C, actual_C = channel_levels()
     under_use = (actual_C < ideal_C)[:, None]
-    return mask_C_T & ~(under_use & jnp.asarray(stop_mask_T, bool)[..., None, :])
+    return candidates_C_T & ~(under_use & barred_T[..., None, :])
 
 
 def localize_tokens(

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from memcalib_jax.credit.float_order import floats_of, ordered_keys
 from memcalib_jax.credit.sums import split_sum
 
+# Responses of 2,048 tokens that a core's cache holds.
+_ROWS_AT_ONCE = 64
 _CORRECTIONS = 3
 
 
@@ -58,17 +60,59 @@ def project_multipliers(
         raise ValueError(f"cap must be at least 1, the mean to keep, got {cap}")
     mask = jnp.asarray(mask_T, bool)
     values = jnp.where(mask, jnp.asarray(multipliers_T, jnp.float32), 0.0)
-    mask = jnp.broadcast_to(mask, values.shape)
-    count = jnp.sum(mask, axis=-1, keepdims=True).astype(jnp.float32)
+    if not values.size:
+        return values
+    return _project(values, jnp.broadcast_to(mask, values.shape), jnp.asarray(cap, jnp.float32))
 
-    coarse = _bisect_offset(*jax.lax.stop_gradient((values, mask, count, cap)))
-    # What is left of the tokens in play is small and rounds little.
-    values = jnp.where(mask, values - coarse, 0.0)
-    offset = jnp.zeros_like(count)
-    for _ in range(_CORRECTIONS):
-        # The last step carries the whole derivative: the offset before it may stay fixed.
-        offset = _correct_offset(jax.lax.stop_gradient(offset), values, mask, count, cap)
-    return jnp.where(mask, jnp.clip(values - offset, 0.0, cap), 0.0)
+
+@jax.custom_jvp
+def _project(values, mask, cap):
+    count = jnp.sum(mask, axis=-1, keepdims=True).astype(jnp.float32)
+    coarse, fine = _find_offsets(values, mask, count, cap)
+    return jnp.where(mask, jnp.clip(values - coarse - fine, 0.0, cap), 0.0)
+
+
+@_project.defjvp
+def _project_jvp(primals, tangents):
+    """Share what the free tokens and those at the cap gain among the free ones (D.4)."""
+    _, mask, cap = primals
+    d_values, _, d_cap = tangents
+    projected = _project(*primals)
+    free, capped = mask & (projected > 0) & (projected < cap), mask & (projected >= cap)
+    gained = jnp.where(free, d_values, jnp.where(capped, d_cap, 0.0))
+    num_free = jnp.maximum(jnp.sum(free, axis=-1, keepdims=True), 1).astype(jnp.float32)
+    share = jnp.sum(gained, axis=-1, keepdims=True) / num_free
+    return projected, gained - jnp.where(free, share, 0.0)
+
+
+def _find_offsets(values, mask, count, cap):
+    """Find each response's offset as a coarse and a fine part, [..., 1] each.
+
+    Few responses of a batch have credit to move: only those with tokens are visited, a few at a
+    time, so that the many passes over them stay in a cache.
+    """
+    counts, shape = count.reshape(-1), (count.size, values.shape[-1])
+    values, mask = values.reshape(shape), mask.reshape(shape)
+    filled_first = jnp.argsort(counts == 0, stable=True)
+    num_filled = jnp.sum(counts > 0)
+
+    def visit(index, offsets):
+        # Places beyond the last one repeat it.
+        place = index * _ROWS_AT_ONCE + jnp.arange(_ROWS_AT_ONCE)
+        rows = filled_first[jnp.minimum(place, num_filled - 1)]
+        row_values, row_mask, row_count = values[rows], mask[rows], counts[rows, None]
+        coarse = _bisect_offset(row_values, row_mask, row_count, cap)
+        # What is left of the tokens in play is small and rounds little.
+        left = jnp.where(row_mask, row_values - coarse, 0.0)
+        fine = jnp.zeros_like(coarse)
+        for _ in range(_CORRECTIONS):
+            fine = _correct_offset(fine, left, row_mask, row_count, cap)
+        return offsets.at[rows].set(jnp.concatenate([coarse, fine], axis=-1))
+
+    visits = (num_filled + _ROWS_AT_ONCE - 1) // _ROWS_AT_ONCE
+    start = jnp.zeros_like(counts, shape=(len(counts), 2))
+    coarse, fine = jnp.split(jax.lax.fori_loop(0, visits, visit, start), 2, axis=-1)
+    return coarse.reshape(count.shape), fine.reshape(count.shape)
 
 
 def _bisect_offset(values, mask, count, cap):

@@ -2,9 +2,21 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from memcalib_jax.credit.channels import CHANNELS
 from memcalib_jax.credit.float_order import floats_of, ordered_keys
+
+# Sentence thresholds start at and never fall below this, in nats (H.2); the quantile of their pool,
+# and the least of its scores.
+SENTENCE_FLOOR = 0.01
+SENTENCE_QUANTILE = 0.70
+SENTENCE_MIN_COUNT = 32
+
+# Bits of a key that one pass over the pool settles.
+_DIGIT = 4
+# Above the key of every number.
+_TOP = np.uint32(0xFFFFFFFF)
 
 
 def init_thresholds(*, initial: float = 0.02) -> jax.Array:
@@ -26,8 +38,8 @@ def update_thresholds(
     """Move each threshold towards a quantile of the batch's scores (D.3, arXiv 2609.24259).
 
     `candidate = max(floor, quantile of the pool)`, `next = decay * now + (1 - decay) * candidate`.
-    The quantile is the empirical one by numpy's linear rule. For sentence thresholds: quantile
-    0.70, floor 0.01, min_count 32.
+    The quantile is the empirical one by numpy's linear rule. For sentence thresholds give
+    `quantile=SENTENCE_QUANTILE, floor=SENTENCE_FLOOR, min_count=SENTENCE_MIN_COUNT`.
 
     Args:
       thresholds_C: float32 [C], the batch's thresholds, in nats.
@@ -69,28 +81,38 @@ def update_thresholds(
 
 def _pool_quantile(scores_C_T, mask_C_T, quantile, axis_name):
     """Return each channel's quantile and count, [C] each; an empty pool's quantile is 0."""
+    mask = jnp.asarray(mask_C_T, bool)
     keys = ordered_keys(jnp.asarray(scores_C_T, jnp.float32))
-    keys = jnp.where(mask_C_T, keys, jnp.uint32(0xFFFFFFFF))  # above every number
+    keys = jnp.where(mask, keys, _TOP)
     pooled = tuple(axis for axis in range(keys.ndim) if axis != keys.ndim - 2)
 
-    def count_where(condition):
-        counted = jnp.sum(condition, axis=pooled, dtype=jnp.int32)
-        return counted if axis_name is None else jax.lax.psum(counted, axis_name)
+    def count_where(*conditions):
+        # Several counts are one reduction, which reads the pool once.
+        ones = [condition.astype(jnp.int32) for condition in conditions]
+        counts = jnp.stack(jax.lax.reduce(ones, [jnp.int32(0)] * len(ones), _add_each, pooled))
+        return counts if axis_name is None else jax.lax.psum(counts, axis_name)
 
-    count = count_where(jnp.broadcast_to(jnp.asarray(mask_C_T, bool), keys.shape))
+    (count,) = count_where(mask)
     rank, fraction = _quantile_rank(quantile, jnp.maximum(count, 1))
 
-    def fix_bit(step, key):
+    def fix_digit(step, key):
         # The order statistic is the largest key with no more than `rank` keys under it.
-        trial = key | (jnp.uint32(1) << (31 - step).astype(jnp.uint32))
-        return jnp.where(count_where(keys < trial[:, None]) <= rank, trial, key)
+        shift = (32 - _DIGIT * (1 + step)).astype(jnp.uint32)
+        trials = [key | (jnp.uint32(digit) << shift) for digit in range(1, 2**_DIGIT)]
+        under = count_where(*(keys < trial[:, None] for trial in trials))
+        digit = jnp.sum(under <= rank, axis=0, dtype=jnp.uint32)
+        return key | (digit << shift)
 
-    lower = jax.lax.fori_loop(0, 32, fix_bit, jnp.zeros(keys.shape[-2], jnp.uint32))
-    above = jnp.min(keys, axis=pooled, where=keys > lower[:, None], initial=jnp.uint32(0xFFFFFFFF))
+    lower = jax.lax.fori_loop(0, 32 // _DIGIT, fix_digit, jnp.zeros(keys.shape[-2], jnp.uint32))
+    above, up_to = jax.lax.reduce(
+        [jnp.where(keys > lower[:, None], keys, _TOP), (keys <= lower[:, None]).astype(jnp.int32)],
+        [_TOP, jnp.int32(0)],
+        lambda seen, term: (jnp.minimum(seen[0], term[0]), seen[1] + term[1]),
+        pooled,
+    )
     if axis_name is not None:
-        above = jax.lax.pmin(above, axis_name)
-    repeated = count_where(keys <= lower[:, None]) > rank + 1
-    upper = jnp.where(repeated | (rank + 1 >= count), lower, above)
+        above, up_to = jax.lax.pmin(above, axis_name), jax.lax.psum(up_to, axis_name)
+    upper = jnp.where((up_to > rank + 1) | (rank + 1 >= count), lower, above)
 
     zero = ordered_keys(jnp.float32(0))
     lower = floats_of(jnp.where(count > 0, lower, zero))
@@ -99,6 +121,10 @@ def _pool_quantile(scores_C_T, mask_C_T, quantile, axis_name):
     # From the nearer neighbour, as numpy does: exact at both ends.
     value = jnp.where(fraction < 0.5, lower + step * fraction, upper - step * (1.0 - fraction))
     return value, count
+
+
+def _add_each(sums, terms):
+    return [total + term for total, term in zip(sums, terms)]
 
 
 def _quantile_rank(quantile, count_C):

@@ -7,6 +7,7 @@ import numpy as np
 SIGNS = {
     "ordered": [0, 1, 1, -1, 1, 1, -1, -1, 1],
     "positive_only": [0, 1, 1, 0, 1, 1, 0, 1, 1],
+    "guarded": [0, 1, 1, -1, 1, 1, -1, -1, 1],
 }
 UNDER_USE = (3, 6, 7)
 
@@ -66,11 +67,11 @@ def thresholds(now, scores, mask, quantile=0.75, floor=0.02, decay=0.9, min_coun
     return out
 
 
-def memcalib(case, *, mode="ordered", granularity="token", eta=0.75, weights=None, guarded=False):
+def memcalib(case, *, mode="ordered", granularity="token", eta=0.75, weights=None, stops=False):
     """Token advantages [P, G, T] and what else is worth comparing, as a dict.
 
     `case` holds float64 or bool arrays: rewards, valid, full, ablated, scored, mask, thresholds,
-    sentence_ids and sentence_thresholds for sentences, stop for `guarded`. `sure` is False for
+    sentence_ids and sentence_thresholds for sentences, stop for `stops` and mode "guarded". `sure` is False for
     pairs whose gates stand within 1e-6 of an edge.
     """
     shape = case["rewards"].shape
@@ -93,7 +94,7 @@ def memcalib(case, *, mode="ordered", granularity="token", eta=0.75, weights=Non
         multipliers[p, g][:, tokens] = 1.0
         for h in range(9):
             fallback[p, g, h], m, sure[p, g, h] = _pair(
-                case, p, g, h, tokens, advantages[p, g, h], mode, granularity, guarded
+                case, p, g, h, tokens, advantages[p, g, h], mode, granularity, stops
             )
             if m is not None:
                 multipliers[p, g, h, tokens] = m
@@ -110,7 +111,7 @@ def memcalib(case, *, mode="ordered", granularity="token", eta=0.75, weights=Non
     )
 
 
-def _pair(case, p, g, h, tokens, advantage, mode, granularity, guarded):
+def _pair(case, p, g, h, tokens, advantage, mode, granularity, stops):
     """Return the fallback code, the multipliers of the tokens or None, and whether it is sure."""
     reward = case["rewards"][p, g, h] if case["valid"][p, g] else 0.0
     if reward == 0:
@@ -124,10 +125,16 @@ def _pair(case, p, g, h, tokens, advantage, mode, granularity, guarded):
     clipped = np.clip(z, -3, 3)
     threshold = case["thresholds"][h]
     candidates = np.ones(len(tokens), bool)
-    if guarded and h in UNDER_USE:
+    edges = []
+    if h in UNDER_USE and (stops or mode == "guarded"):
         candidates = ~case["stop"][p, g, tokens]
+    if h in UNDER_USE and mode == "guarded":
+        for right in (4, 8):
+            supported, near = _supported(case, p, g, right, tokens, granularity)
+            candidates &= ~supported
+            edges.append(near)
     strongest = z[candidates].max(initial=-np.inf)
-    edges = [strongest - 0.02, reward * advantage]
+    edges += [strongest - 0.02, reward * advantage]
     strong = strongest > 0.02
     scores = np.zeros(len(tokens))
     if granularity == "token":
@@ -156,6 +163,26 @@ def _pair(case, p, g, h, tokens, advantage, mode, granularity, guarded):
     if reward * advantage <= 0:
         return 6, None, sure
     return 0, project(len(tokens) * scores / scores.sum()), sure
+
+
+def _supported(case, p, g, h, tokens, granularity):
+    """Return which tokens the right channel `h` supports, and how near an edge that is decided."""
+    supported = np.zeros(len(tokens), bool)
+    if not case["scored"][p, g, h] or not len(tokens):
+        return supported, 1.0
+    d = np.clip(case["full"][p, g, tokens] - case["ablated"][p, g, h, tokens], -3, 3)
+    above = d - case["thresholds"][h]
+    if granularity == "token":
+        return above > 0, min(abs(above))
+    near = min(abs(above))
+    ids = case["sentence_ids"][p, g, tokens]
+    for sentence in set(ids):
+        inside = ids == sentence
+        over = d[inside].mean() - case["sentence_thresholds"][h]
+        near = min(near, abs(over))
+        # The sentence's score also has its coverage as a factor.
+        supported[inside] = over > 0 and (above[inside] > 0).any()
+    return supported, near
 
 
 def random_case(seed, *, prompts=3, size=8, length=40, poison=np.nan):

@@ -16,8 +16,8 @@ from memcalib_jax import (
 )
 
 
-@functools.partial(jax.jit, static_argnames=("guarded", "axis_name"))
-def assign(case, config=CreditConfig(), guarded=False, axis_name=None):
+@functools.partial(jax.jit, static_argnames=("stops", "axis_name"))
+def assign(case, config=CreditConfig(), stops=False, axis_name=None):
     return memcalib_advantages(
         case["rewards"],
         case["valid"],
@@ -29,7 +29,7 @@ def assign(case, config=CreditConfig(), guarded=False, axis_name=None):
         config,
         sentence_ids_P_G_T=case["sentence_ids"],
         sentence_thresholds_C=case["sentence_thresholds"],
-        stop_mask_P_G_T=case["stop"] if guarded else None,
+        stop_mask_P_G_T=case["stop"] if stops else None,
         axis_name=axis_name,
     )
 
@@ -98,6 +98,78 @@ def test_an_under_use_penalty_falls_on_suppressed_tokens():
     advantages, details = assign(one_pair("CA-", [2.0, 0.0, -2.0, 0.0], rewards=(-2.0, 0.0)))
     np.testing.assert_allclose(details.multipliers[0, 0, 6, :4], [0, 0, 4, 0], atol=1e-6)
     np.testing.assert_allclose(advantages[0, 0, :4], [-0.25, -0.25, -3.25, -0.25], rtol=2e-6)
+
+
+def responsible(**differences):
+    """One response in a group of two that scores several channels, d by channel; 4 tokens."""
+    case = one_pair("CA-", [0.0] * 4)
+    case["rewards"][...] = 0
+    case["ablated"][...] = np.nan
+    case["scored"][...] = False
+    for channel, difference in differences.items():
+        index = CHANNELS.index(channel)
+        case["rewards"][0, 0, index] = -2.0 if channel.endswith("-") else 1.0
+        case["ablated"][0, 0, index, :4] = -1 - np.array(difference)
+        case["scored"][0, 0, index] = True
+    return case
+
+
+def test_guarded_spares_what_right_use_supports():
+    # CA- looks for d < 0: q = 2, 1, 1, 0 with threshold 0.02 would be m = 2, 1, 1, 0. The second
+    # token is B+'s (d = .5 > .02), the third is not (d = .02 is not above it) and the last is the
+    # stop token, so that q = 2, 0, 1, 0 and m = 8/3, 0, 4/3, 0.
+    case = responsible(**{"CA-": [-2.02, -1.02, -1.02, -0.02], "B+": [0.0, 0.5, 0.02, -1.0]})
+    case["stop"][0, 0, 3] = True
+    _, ordered = assign(case, stops=True)
+    np.testing.assert_allclose(ordered.multipliers[0, 0, 6, :4], [2, 1, 1, 0], atol=1e-6)
+    _, guarded = assign(case, CreditConfig(mode="guarded"), stops=True)
+    np.testing.assert_allclose(guarded.multipliers[0, 0, 6, :4], [8 / 3, 0, 4 / 3, 0], atol=1e-6)
+    np.testing.assert_allclose(guarded.multipliers[0, 0, 4, :4], [0, 4, 0, 0], atol=1e-6)
+    for name in ("scores", "score_mask"):
+        np.testing.assert_array_equal(getattr(guarded, name), getattr(ordered, name))
+
+
+def test_guarded_without_an_unsupported_token_is_uniform():
+    case = responsible(**{"CA-": [-2.0, 0.0, 0.0, 0.0], "C+": [1.0, 0.0, 0.0, 0.0]})
+    _, details = assign(case, CreditConfig(mode="guarded"), stops=True)
+    assert details.fallback[0, 0, 6] == 4 and details.fallback[0, 0, 8] == 0
+    # A stop token alone leaves nothing either.
+    case = responsible(**{"CA-": [-2.0, 0.0, 0.0, 0.0]})
+    case["stop"][0, 0, 0] = True
+    assert assign(case, CreditConfig(mode="guarded"), stops=True)[1].fallback[0, 0, 6] == 4
+
+
+def test_guarded_spares_whole_sentences():
+    # B+'s means .5 and -.25: the first sentence is supported, its second token included. CA-
+    # would share means 1 and .5 as m = 4/3 and 2/3; now all goes to the second: m = 0, 2.
+    case = responsible(**{"CA-": [-1.51, -0.51, -0.51, -0.51], "B+": [1.0, 0.0, -0.5, 0.0]})
+    case["sentence_ids"][..., 2:] = 1
+    config = CreditConfig(mode="ordered", granularity="sentence")
+    _, ordered = assign(case, config, stops=True)
+    np.testing.assert_allclose(ordered.multipliers[0, 0, 6, :4], [4 / 3] * 2 + [2 / 3] * 2,
+                               rtol=1e-6)
+    _, details = assign(case, config.replace(mode="guarded"), stops=True)
+    np.testing.assert_allclose(details.multipliers[0, 0, 6, :4], [0, 0, 2, 2], atol=1e-6)
+    np.testing.assert_array_equal(details.sentence_scores, ordered.sentence_scores)
+
+
+@pytest.mark.parametrize("granularity", ["token", "sentence"])
+def test_guarded_is_ordered_where_nothing_is_supported(granularity):
+    case = credit_oracle.random_case(14)
+    for right in (4, 8):
+        case["ablated"][..., right, :] = case["full"]
+    case["stop"][...] = False
+    outputs = [
+        assign(case, CreditConfig(mode=mode, granularity=granularity), stops=True)
+        for mode in ("ordered", "guarded")
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *outputs)
+    assert outputs[0][1].localized[..., [3, 6, 7]].sum() > 5
+
+
+def test_guarded_needs_the_stop_tokens():
+    with pytest.raises(ValueError, match="'guarded' needs stop_mask_P_G_T"):
+        assign(credit_oracle.random_case(0), CreditConfig(mode="guarded"))
 
 
 def test_multipliers_above_the_cap_spill_over():
@@ -173,7 +245,7 @@ def test_infinite_signals_are_clipped():
 
 
 @pytest.mark.parametrize(
-    "mode, granularity, guarded",
+    "mode, granularity, stops",
     [
         ("ordered", "token", False),
         ("ordered", "sentence", False),
@@ -183,16 +255,18 @@ def test_infinite_signals_are_clipped():
         ("positive_only", "sentence", False),
         ("ordered", "token", True),
         ("absolute", "sentence", True),
+        ("guarded", "token", True),
+        ("guarded", "sentence", True),
     ],
 )
-def test_against_the_oracle(mode, granularity, guarded):
+def test_against_the_oracle(mode, granularity, stops):
     config = CreditConfig.create(mode=mode, granularity=granularity)
     localized = 0
     for seed in range(6):
         case = credit_oracle.random_case(seed)
-        advantages, details = assign(case, config, guarded=guarded)
+        advantages, details = assign(case, config, stops=stops)
         expected = credit_oracle.memcalib(
-            credit_oracle.doubled(case), mode=mode, granularity=granularity, guarded=guarded
+            credit_oracle.doubled(case), mode=mode, granularity=granularity, stops=stops
         )
         sure = expected["sure"]
         assert sure.mean() > 0.9
@@ -421,7 +495,7 @@ def test_a_sweep_over_numbers_compiles_once():
         ({"channel_weights": [-1.0] * 9}, "channel_weights must be finite, 0 or more"),
         ({"epsilon": -1e-6}, "epsilon must be"),
         ({"min_std": -1e-6}, "min_std must be"),
-        ({"mode": "both"}, "mode must be one of ordered, absolute, positive_only, got 'both'"),
+        ({"mode": "both"}, "mode must be one of ordered, absolute, positive_only, guarded, got 'both'"),
         ({"granularity": "word"}, "granularity must be one of token, sentence, got 'word'"),
         ({"etta": 0.5}, "unknown setting 'etta'; known are eta, cap"),
     ],

@@ -100,6 +100,7 @@ def test_merged_overuse_shares_the_first_channel():
         ("ordered", [0, 1, 1, -1, 1, 1, -1, -1, 1]),
         ("absolute", [0, 1, 1, 1, 1, 1, 1, 1, 1]),
         ("positive_only", [0, 1, 1, 0, 1, 1, 0, 1, 1]),
+        ("guarded", [0, 1, 1, -1, 1, 1, -1, -1, 1]),
     ],
 )
 def test_signs(mode, expected):

@@ -147,7 +147,22 @@ def test_proportional_multipliers_keep_the_mean_of_long_rows():
     np.testing.assert_allclose(out, exact, rtol=3e-7)
 
 
-def test_rows_without_positions():
-    none = np.ones((2, 0))
-    assert project_multipliers(none, none > 0).shape == (2, 0)
-    assert proportional_multipliers(none, none > 0).shape == (2, 0)
+def test_more_rows_than_are_visited_at_once_most_of_them_empty():
+    rng = np.random.default_rng(4)
+    multipliers = rng.normal(0, 3, (150, 3, 20)).astype(np.float32)
+    mask = (np.arange(20) < rng.integers(0, 21, (150, 3, 1))) & (rng.random((150, 3, 1)) < 0.4)
+    out = project(multipliers, mask)
+    filled = mask.any(-1)
+    assert 128 < filled.sum() < 250
+    for row, inside, result in zip(multipliers[filled], mask[filled], out[filled]):
+        np.testing.assert_allclose(
+            result[inside], credit_oracle.project(row[inside], 4.0), rtol=0, atol=1.2e-6
+        )
+    assert not np.asarray(out)[~mask].any()
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0, 3), (2, 0, 5)])
+def test_no_rows_and_rows_without_positions(shape):
+    none = np.ones(shape)
+    assert project_multipliers(none, none > 0).shape == shape
+    assert proportional_multipliers(none, none > 0).shape == shape
