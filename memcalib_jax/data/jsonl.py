@@ -1,4 +1,4 @@
-"""JSON Lines files, read strictly: every complaint names its file, line, record and field."""
+"""JSON Lines and JSON files, read strictly: complaints name file, line, record and field."""
 
 import json
 import os
@@ -53,7 +53,7 @@ class JsonObject:
 
     value: dict
     path: str
-    line: int
+    line: int | None
     record_id: str | None = None
     prefix: str = ""
 
@@ -140,6 +140,30 @@ def read_objects(path: str | os.PathLike, oddities: Oddities) -> Iterator[JsonOb
         raise RecordError("the file holds no record", path=path)
 
 
+def read_array(path: str | os.PathLike) -> list[JsonObject]:
+    """Returns the objects of a file that is one JSON array of them.
+
+    Their `line` is None, and their prefix says which of the array they are. Paths and errors are
+    those of `read_objects`.
+    """
+    path = os.fspath(path)
+    value = _parse_value(_read(path).removeprefix(_BYTE_ORDER_MARK), path, None)
+    if type(value) is not list or not value:
+        problem = "must be a JSON array of at least one object"
+        raise RecordError(problem if value != [] else "the file holds no record", path=path)
+    for index, item in enumerate(value):
+        if type(item) is not dict:
+            problem = f"must be an object, not {_name(type(item))}"
+            raise RecordError(problem, path=path, field=f"[{index}]")
+    return [JsonObject(item, path, None, prefix=f"[{index}]") for index, item in enumerate(value)]
+
+
+def read_document(path: str | os.PathLike) -> JsonObject:
+    """Returns the one object that a file is; paths and errors are those of `read_objects`."""
+    path = os.fspath(path)
+    return JsonObject(_parse(_read(path).removeprefix(_BYTE_ORDER_MARK), path, None), path, None)
+
+
 def _read(path: str) -> bytes:
     try:
         with open(hub.data_file(path) if hub.is_url(path) else path, "rb") as file:
@@ -156,10 +180,19 @@ def _read(path: str) -> bytes:
 
 
 def _parse(content: bytes, path: str, line: int) -> dict:
+    value = _parse_value(content, path, line)
+    if type(value) is not dict:
+        problem = f"must be a JSON object, not {_name(type(value))}"
+        raise RecordError(problem, path=path, line=line)
+    return value
+
+
+def _parse_value(content: bytes, path: str, line: int | None):
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        problem = f"is not UTF-8 (byte {error.start + 1} of the line)"
+        whole = "file" if line is None else "line"
+        problem = f"is not UTF-8 (byte {error.start + 1} of the {whole})"
         raise RecordError(problem, path=path, line=line) from None
     try:
         value = json.loads(
@@ -172,9 +205,6 @@ def _parse(content: bytes, path: str, line: int) -> dict:
         raise RecordError(problem, path=path, line=line) from None
     except (ValueError, RecursionError) as error:
         raise RecordError(f"is not valid JSON ({error})", path=path, line=line) from None
-    if type(value) is not dict:
-        problem = f"must be a JSON object, not {_name(type(value))}"
-        raise RecordError(problem, path=path, line=line)
     return value
 
 

@@ -12,7 +12,8 @@ LEVELS = "ABC"
 DOMAINS = ("coding", "general", "health_seed")
 ACTIONS = ("apply", "correct", "ignore")
 
-_RECORD_KEYS = {"id", "domain", "question", "memory_blocks", "memories"}
+# The released files have no provenance; what construction/ builds has.
+_RECORD_KEYS = {"id", "domain", "question", "memory_blocks", "memories", "provenance"}
 _BLOCK_KEYS = {"parent_memory_id", "memory_text", "atomic_concat_text", "atom_ids"}
 _ATOM_KEYS = {"atom_id", "parent_memory_id", "text", "u_star", "memory_action", "usage_rubric"}
 
