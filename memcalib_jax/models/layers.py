@@ -5,16 +5,24 @@ stream, norms and rotations are float32. With float32 weights the products run a
 precision the device has.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
 from memcalib_jax.models.config import ModelConfig
+from memcalib_jax.models.on_mesh import constrained, tensor_spec
 from memcalib_jax.models.rope import QueryScale, Rope
+
+
+def product_precision(weight: jax.Array) -> jax.lax.Precision | None:
+    """Returns the highest precision for products with float32 weights, None for others."""
+    return jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
 
 
 def contract(pattern: str, x: jax.Array, weight: jax.Array) -> jax.Array:
     """Returns `einsum(pattern, x, weight)` in float32, `x` taken in the weight's dtype."""
-    precision = jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
+    precision = product_precision(weight)
     return jnp.einsum(pattern, x.astype(weight.dtype), weight, precision=precision,
                       preferred_element_type=jnp.float32)
 
@@ -40,10 +48,48 @@ def project(x: jax.Array, layer: dict, name: str, *, input_axes: int = 1) -> jax
     return y
 
 
+def _varying(x) -> frozenset:
+    """Returns the mesh axes between whose devices `x` differs inside shard_map."""
+    kind = jax.typeof(x)
+    return kind.mat.varying if hasattr(kind, "mat") else kind.vma  # as the version of jax names it
+
+
 def _product(x, weight, input_axes):
-    precision = jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
-    return jnp.tensordot(x.astype(weight.dtype), weight, axes=input_axes, precision=precision,
-                         preferred_element_type=jnp.float32)
+    """Returns the product over the last `input_axes` of `x` and the first of `weight`, float32."""
+    # Inside shard_map both must differ between the same devices: the cast's gradient is the sum.
+    axes = _varying(x) | _varying(weight)
+    x, weight = (jax.lax.pcast(y, tuple(axes - _varying(y)), to="varying")
+                 if axes - _varying(y) else y for y in (x, weight))
+    return _differentiable_product(x, weight, input_axes)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _differentiable_product(x, weight, input_axes):
+    return _dot(x.astype(weight.dtype), weight, range(x.ndim - input_axes, x.ndim),
+                range(input_axes))
+
+
+def _dot(first, second, first_axes, second_axes):
+    precision = product_precision(second)
+    return jax.lax.dot_general(
+        first, second, ((tuple(first_axes), tuple(second_axes)), ((), ())), precision=precision,
+        preferred_element_type=jnp.float32)
+
+
+def _product_backward(input_axes, residuals, cotangent):
+    x, weight = residuals
+    cotangent = cotangent.astype(weight.dtype)
+    rows, outputs = x.ndim - input_axes, weight.ndim - input_axes
+    d_x = _dot(cotangent, weight, range(rows, rows + outputs), range(input_axes, weight.ndim))
+    # Rows by rows, as the weights lie: derived automatically it comes out transposed, for which
+    # the CPU has no fast product.
+    d_weight = _dot(x.astype(weight.dtype), cotangent, range(rows), range(rows))
+    return d_x.astype(x.dtype), d_weight.astype(weight.dtype)
+
+
+_differentiable_product.defvjp(
+    lambda x, weight, input_axes: (_differentiable_product(x, weight, input_axes), (x, weight)),
+    _product_backward)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
@@ -122,7 +168,10 @@ def gated(y: jax.Array, layer: dict, prefix: str = "") -> jax.Array:
 
 def embed(params: dict, tokens: jax.Array) -> jax.Array:
     """Returns the residual stream of `tokens [...]`: float32 `[..., D]`."""
-    return params["embed"][tokens].astype(jnp.float32)
+    table = params["embed"]
+    # Tokens choose among the rows of a shard of the vocabulary, each of which must be there whole.
+    table = constrained(table, tensor_spec(table.shape[0]))
+    return table[tokens].astype(jnp.float32)
 
 
 def head_matrix(params: dict) -> jax.Array:

@@ -98,6 +98,16 @@ def adapter_shapes(config: ModelConfig, lora: LoraConfig) -> dict:
     return unflatten_dict(shapes, sep="/")
 
 
+def adapter_axes(config: ModelConfig, lora: LoraConfig) -> dict:
+    """Returns the logical names of an adapter's axes, those of its projections and "rank"."""
+    axes = {}
+    for path in target_paths(config, lora.targets):
+        names, split = PARAMETERS[path].axes, 1 + PARAMETERS[path].input_axes
+        axes[f"{path}_lora_a"] = (*names[:split], "rank")
+        axes[f"{path}_lora_b"] = (names[0], "rank", *names[split:])
+    return unflatten_dict(axes, sep="/")
+
+
 def init_adapter(key: jax.Array, config: ModelConfig, lora: LoraConfig) -> dict:
     """Draws an adapter that changes nothing yet: A uniform, B zero, float32.
 

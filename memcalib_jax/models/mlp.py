@@ -6,9 +6,13 @@ from memcalib_jax.models import experts, layers
 from memcalib_jax.models.config import ModelConfig
 
 
-def mlp(x: jax.Array, layer: dict, config: ModelConfig) -> jax.Array:
-    """Returns the stream `x [..., D]` plus its MLP."""
+def mlp(x: jax.Array, layer: dict, config: ModelConfig) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the stream `x [..., D]` plus its MLP, and each token's experts, int32 `[..., k]`.
+
+    The latter are None where the MLP is no mixture.
+    """
     y = layers.norm(x, layer["mlp_norm"], config)
-    if config.experts:
-        return x + experts.mixture(y, layer, config.experts)
-    return x + layers.gated(y, layer)
+    if not config.experts:
+        return x + layers.gated(y, layer), None
+    mixed, chosen = experts.mixture(y, layer, config.experts)
+    return x + mixed, chosen

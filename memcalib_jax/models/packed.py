@@ -6,13 +6,15 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from memcalib_jax.models import layers
+from memcalib_jax.models import experts, layers
 from memcalib_jax.models.attention import Segments, packed_attention
 from memcalib_jax.models.config import ModelConfig
 from memcalib_jax.models.delta_net import delta_output, project_delta
 from memcalib_jax.models.mlp import mlp
+from memcalib_jax.models.on_mesh import constrained, rows_spec
 from memcalib_jax.models.packed_delta import lay_out, packed_delta
 from memcalib_jax.models.stack import scan_layers
+from memcalib_jax.models.tile_attention import ATTENTION_RESULTS
 
 
 @struct.dataclass
@@ -39,21 +41,48 @@ def plain_rows(tokens: jax.Array, lengths: jax.Array) -> Packed:
     segments = Segments(
         start=jnp.zeros((rows, 1), jnp.int32), length=lengths[:, None].astype(jnp.int32),
         ancestor_start=no_ancestor, ancestor_length=no_ancestor,
-        query_size=size, context_size=0)
+        query_size=size)
     positions = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), tokens.shape)
     return Packed(tokens.astype(jnp.int32), positions, (segments,))
 
 
+def in_segments(packed: Packed) -> jax.Array:
+    """Returns which places belong to a segment: bool `[bins, N]`."""
+    place = jnp.arange(packed.tokens.shape[1])
+
+    def within(group: Segments):
+        first = group.start[..., None]
+        return jnp.any((place >= first) & (place < first + group.length[..., None]), axis=1)
+
+    return functools.reduce(jnp.logical_or, map(within, packed.segments))
+
+
+# What a backward pass computes again instead of keeping it: nothing; what is cheap, so that only
+# the results of matrix products and of attention are kept; whole layers.
+REMAT = ("none", "elementwise", "layers")
+
+
 def hidden_states(params: dict, config: ModelConfig, packed: Packed, *,
-                  remat: bool = False) -> jax.Array:
+                  remat: str = "none") -> jax.Array:
     """Returns the normalized last hidden states of packed tokens: float32 `[bins, N, D]`.
 
     Args:
       params: tree of `config.parameter_shapes()`; its dtype is the dtype of the products.
       packed: tokens and layout. A token of no segment gets a finite value without meaning.
-      remat: recompute each layer in the backward pass instead of keeping its activations.
+      remat: one of `REMAT`, what the backward pass computes again.
     """
-    return _run(params, config, packed, remat=remat, keep_cache=False)[0]
+    return _run(params, config, packed, remat=remat)[0]
+
+
+def hidden_states_and_load(params: dict, config: ModelConfig, packed: Packed, *,
+                           remat: str = "none") -> tuple[jax.Array, jax.Array | None]:
+    """Returns `hidden_states`, and how many tokens each expert of each layer got.
+
+    The latter is float32 `[L, E]`, the attention layers before the delta net layers as in the
+    parameters, and counts the tokens of segments alone; None for a model without experts.
+    """
+    hidden, _, load = _run(params, config, packed, remat=remat, count_load=True)
+    return hidden, load
 
 
 def prefill(params: dict, config: ModelConfig, packed: Packed):
@@ -64,31 +93,54 @@ def prefill(params: dict, config: ModelConfig, packed: Packed):
       `DeltaState` of every delta net layer after each row, with leading axes `[L, bins]`, None
       for a model without such layers.
     """
-    hidden, cache = _run(params, config, packed, remat=False, keep_cache=True)
+    hidden, cache, _ = _run(params, config, packed, keep_cache=True)
     states = jax.tree.map(lambda x: x[:, :, 0], cache.get("delta"))
     return hidden, *cache["attention"], states
 
 
-def _run(params, config, packed, *, remat, keep_cache):
+def _run(params, config, packed, *, remat="none", keep_cache=False, count_load=False):
+    """Returns hidden states, and by need each kind of layer's cache and each layer's load."""
     def attention_step(x, layer):
         q, k, v, gate = layers.project_qkv(x, packed.positions, layer, config)
         x = layers.attention_output(x, packed_attention(q, k, v, packed.segments), gate, layer)
-        return mlp(x, layer, config), ((k, v) if keep_cache else None)
+        return finish(x, layer, (k, v))
 
     def delta_step(x, layer):
         inputs, log_decay, beta, gate = project_delta(x, layer, config)
         mixed, state = packed_delta(inputs, log_decay, beta, layer["conv"], layout, config.delta)
         x = delta_output(x, mixed, gate, layer, config)
-        return mlp(x, layer, config), (state if keep_cache else None)
+        return finish(x, layer, state)
 
+    def finish(x, layer, cache):
+        x, chosen = mlp(x, layer, config)
+        x = constrained(x, bins)
+        load = (experts.load(chosen, counted, config.experts.count)
+                if chosen is not None and count_load else None)
+        return x, (cache if keep_cache else None, load)
+
+    bins = rows_spec(packed.tokens.shape[0])
+    counted = in_segments(packed) if count_load else None
     layout = lay_out(packed.segments, config.delta) if config.delta else None
     steps = {"attention": attention_step, "delta": delta_step}
-    if remat:
-        steps = {kind: jax.checkpoint(step) for kind, step in steps.items()}
-    x, cache = scan_layers(
-        config.layer_pattern, steps, layers.embed(params, packed.tokens),
+    steps = {kind: _rematerialized(step, remat) for kind, step in steps.items()}
+    x, outputs = scan_layers(
+        config.layer_pattern, steps, constrained(layers.embed(params, packed.tokens), bins),
         {"attention": params["layers"], "delta": params.get("delta_layers")})
-    return layers.norm(x, params["final_norm"], config), cache
+    cache, loads = ({kind: output[i] for kind, output in outputs.items()} for i in (0, 1))
+    loads = [loads[kind] for kind in ("attention", "delta") if loads.get(kind) is not None]
+    return (layers.norm(x, params["final_norm"], config), cache,
+            jnp.concatenate(loads) if loads else None)
+
+
+def _rematerialized(step, remat: str):
+    policies = jax.checkpoint_policies
+    if remat == "none":
+        return step
+    if remat == "elementwise":
+        return jax.checkpoint(step, policy=policies.save_from_both_policies(
+            policies.dots_with_no_batch_dims_saveable,
+            policies.save_only_these_names(ATTENTION_RESULTS)))
+    return jax.checkpoint(step)
 
 
 @functools.partial(jax.jit, static_argnames="config")

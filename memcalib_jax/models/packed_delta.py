@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from memcalib_jax.models.attention import Segments, key_indices
+from memcalib_jax.models.attention import Segments
 from memcalib_jax.models.config import DeltaNet
 from memcalib_jax.models.delta_net import (
     CHUNK, Chunks, DeltaState, convolve, run_chunks, solve_chunks, split_heads)
@@ -51,7 +51,7 @@ def lay_out(groups: tuple[Segments, ...], net: DeltaNet) -> Layout:
     def one_bin(groups):
         chunks = []
         for segments, (_, each) in zip(groups, sizes):
-            places = jax.vmap(key_indices, (0, 0, 0, 0, None, None))(
+            places = jax.vmap(_key_indices, (0, 0, 0, 0, None, None))(
                 segments.start, segments.length, segments.ancestor_start,
                 segments.ancestor_length, each * CHUNK, before)
             window = jnp.arange(each)[:, None] * CHUNK + jnp.arange(before + CHUNK)
@@ -62,6 +62,22 @@ def lay_out(groups: tuple[Segments, ...], net: DeltaNet) -> Layout:
         return Layout(near, valid, _origins(groups, sizes), last, last_valid, sizes)
 
     return jax.vmap(one_bin)(groups)
+
+
+def _key_indices(start, length, ancestor_start, ancestor_length, query_size, context_size):
+    """Lays what one segment sees out as `[pad | ancestors | own]`.
+
+    Where the ancestors have more than `context_size` tokens, only the last are there.
+
+    Returns int32 indices into the bin and a bool validity, both `[context_size + query_size]`.
+    """
+    ends = jnp.cumsum(ancestor_length)
+    place = jnp.arange(context_size) - (context_size - ends[-1])
+    ancestor = jnp.sum(jnp.maximum(place, 0)[:, None] >= ends[:-1], axis=1)
+    offset = place - (ends - ancestor_length)[ancestor]
+    own = jnp.arange(query_size)
+    index = jnp.concatenate([ancestor_start[ancestor] + offset, start + own])
+    return index, jnp.concatenate([place >= 0, own < length])
 
 
 def _origins(groups, sizes):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def scan_layers(pattern: tuple[str, ...], steps: dict[str, Callable], carry, scanned: dict):
@@ -42,6 +43,29 @@ def scan_layers(pattern: tuple[str, ...], steps: dict[str, Callable], carry, sca
     return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
 
 
-def take_layer(stacked, index):
-    """Returns layer `index` of a tree of arrays stacked over layers."""
-    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), stacked)
+def separate_layers(params: dict) -> dict:
+    """Returns parameters whose layers are tuples of each layer's own arrays.
+
+    On one CPU device these are views of the stacked arrays, which stay as they are; elsewhere
+    the layers stay stacked, since compilers for accelerators fuse a slice into what reads it.
+    """
+    arrays = jax.tree.leaves(params)
+    if not all(isinstance(x, jax.Array) and len(x.devices()) == 1 for x in arrays) or any(
+            device.platform != "cpu" for x in arrays for device in x.devices()):
+        return params
+    return {name: _views(stacked) if name in ("layers", "delta_layers") else stacked
+            for name, stacked in params.items()}
+
+
+def _views(stacked):
+    # `np.asarray` of the array itself would stay with it and keep it from ever being donated.
+    host = jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), stacked)
+    count = len(jax.tree.leaves(host)[0])
+    return tuple(jax.tree.map(lambda x: jax.device_put(x[i]), host) for i in range(count))
+
+
+def take_layer(layers, index: int):
+    """Returns layer `index` of arrays stacked over layers, or of separate layers."""
+    if isinstance(layers, tuple):
+        return layers[index]
+    return jax.tree.map(lambda x: jax.lax.index_in_dim(x, index, keepdims=False), layers)

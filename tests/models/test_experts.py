@@ -9,6 +9,7 @@ import pytest
 
 from memcalib_jax.models import experts
 from memcalib_jax.models.config import Experts
+from memcalib_jax.models.expert_products import one_expert_at_a_time, sorted_by_expert
 
 D, F, S = 6, 10, 8
 
@@ -30,6 +31,10 @@ def tokens_of(seed, *lead):
 def swiglu(y, gate, up, down):
     gate = y @ gate
     return (gate / (1 + np.exp(-gate)) * (y @ up)) @ down
+
+
+def mixed(y, layer, settings, *, grouped):
+    return experts.mixture(y, layer, settings, grouped=grouped)[0]
 
 
 def oracle(y, layer, settings):
@@ -54,7 +59,7 @@ def oracle(y, layer, settings):
     Experts(7, 3, normalize=False, shared_size=S)], ids=str)
 def test_values(settings, grouped):
     layer, y = random_layer(settings), tokens_of(1, 2, 9)
-    ours = experts.mixture(y, layer, settings, grouped=grouped)
+    ours = mixed(y, layer, settings, grouped=grouped)
     exact = {name: np.asarray(values, np.float64) for name, values in layer.items()}
     theirs = np.array([[oracle(token, exact, settings) for token in row]
                        for row in np.asarray(y, np.float64)])
@@ -69,7 +74,7 @@ def test_both_forms_have_the_same_gradients():
     @functools.partial(jax.jit, static_argnames="grouped")
     def gradients(y, layer, grouped):
         return jax.grad(lambda y, layer: jnp.vdot(
-            probe, experts.mixture(y, layer, settings, grouped=grouped)), argnums=(0, 1))(y, layer)
+            probe, mixed(y, layer, settings, grouped=grouped)), argnums=(0, 1))(y, layer)
 
     sorted_form, dense = (gradients(y, layer, grouped) for grouped in (True, False))
     for ours, theirs in zip(jax.tree.leaves(sorted_form), jax.tree.leaves(dense), strict=True):
@@ -84,7 +89,7 @@ def test_no_token_is_dropped_when_all_go_to_one_expert(grouped):
     layer["router"] = jnp.zeros((D, 4)).at[:, 2].set(9.0)
     expected = swiglu(np.asarray(y, np.float64), *(
         np.asarray(layer[f"expert_{name}"][2], np.float64) for name in ("gate", "up", "down")))
-    np.testing.assert_allclose(experts.mixture(y, layer, settings, grouped=grouped), expected,
+    np.testing.assert_allclose(mixed(y, layer, settings, grouped=grouped), expected,
                                atol=1e-5 * np.abs(expected).max())
 
 
@@ -93,13 +98,44 @@ def test_a_token_does_not_see_the_others(grouped):
     """Neither the order of the tokens nor what else is in the batch, NaN included, matters."""
     settings = Experts(5, 2, shared_size=S)
     layer, y = random_layer(settings), tokens_of(5, 8)
-    alone = np.concatenate([experts.mixture(y[i:i + 1], layer, settings, grouped=grouped)
+    alone = np.concatenate([mixed(y[i:i + 1], layer, settings, grouped=grouped)
                             for i in range(8)])
     order = np.random.RandomState(6).permutation(8)
-    together = experts.mixture(y[order], layer, settings, grouped=grouped)
+    together = mixed(y[order], layer, settings, grouped=grouped)
     np.testing.assert_allclose(together, alone[order], atol=1e-4)
-    broken = experts.mixture(y.at[3].set(jnp.nan), layer, settings, grouped=grouped)
+    broken = mixed(y.at[3].set(jnp.nan), layer, settings, grouped=grouped)
     np.testing.assert_allclose(np.delete(broken, 3, axis=0), np.delete(alone, 3, axis=0), atol=1e-4)
+
+
+@pytest.mark.parametrize("room", [9, 10, 30])
+def test_experts_elsewhere_add_nothing_whatever_the_room(room):
+    """Five tokens choose experts 4 to 9 of which 5 and 6 are here: ten choices of thirty."""
+    random = np.random.RandomState(8)
+    layer, tokens = random_layer(Experts(6, 2)), tokens_of(9, 5)
+    matrices = tuple(layer[f"expert_{name}"][1:3] for name in ("gate", "up", "down"))
+    chosen = jnp.array([random.permutation(6) + 4 for _ in range(5)])
+    weights = jnp.asarray(random.rand(5, 6), jnp.float32)
+    probe = tokens_of(10, 5)
+
+    def grouped(tokens, weights, matrices):
+        out = sorted_by_expert(tokens, weights, chosen - 5, matrices, room=room)
+        return jnp.vdot(probe, out), out
+
+    def dense(tokens, weights, matrices):
+        out = one_expert_at_a_time(tokens, weights, chosen - 5, matrices)
+        return jnp.vdot(probe, out), out
+
+    expected = np.zeros((5, D))
+    for token, weight, numbers, out in zip(np.asarray(tokens, np.float64), weights, chosen,
+                                           expected):
+        for number in (5, 6):
+            out += float(weight[numbers == number][0]) * swiglu(
+                token, *(np.asarray(x[number - 5], np.float64) for x in matrices))
+    ours, out = jax.grad(grouped, argnums=(0, 1, 2), has_aux=True)(tokens, weights, matrices)
+    theirs, _ = jax.grad(dense, argnums=(0, 1, 2), has_aux=True)(tokens, weights, matrices)
+    np.testing.assert_allclose(out, expected, atol=1e-5 * np.abs(expected).max())
+    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-5 * np.abs(y).max())
 
 
 def test_router_is_float32_over_bfloat16_weights():
@@ -116,9 +152,9 @@ def test_router_is_float32_over_bfloat16_weights():
 def test_bfloat16_weights_give_nearly_the_same(grouped):
     settings = Experts(5, 2, shared_size=S)
     layer, y = random_layer(settings, dtype=jnp.bfloat16), tokens_of(7, 12)
-    exact = experts.mixture(y, jax.tree.map(lambda x: x.astype(jnp.float32), layer), settings,
+    exact = mixed(y, jax.tree.map(lambda x: x.astype(jnp.float32), layer), settings,
                             grouped=grouped)
-    ours = experts.mixture(y, layer, settings, grouped=grouped)
+    ours = mixed(y, layer, settings, grouped=grouped)
     assert ours.dtype == jnp.float32
     assert 0 < np.abs(ours - exact).max() < 0.02 * np.abs(exact).max()
 
@@ -127,7 +163,7 @@ def test_load_by_hand():
     """Three tokens that count, two experts each, of four."""
     chosen = jnp.array([[[0, 1], [1, 3]], [[1, 0], [2, 3]]])
     mask = jnp.array([[True, True], [True, False]])
-    np.testing.assert_allclose(experts.load(chosen, mask, 4), [2 / 3, 1, 0, 1 / 3], rtol=1e-6)
+    np.testing.assert_array_equal(experts.load(chosen, mask, 4), [2, 3, 0, 1])
     np.testing.assert_array_equal(experts.load(chosen, jnp.zeros((2, 2), bool), 4), np.zeros(4))
 
 

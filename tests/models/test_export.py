@@ -1,6 +1,7 @@
 """Export: what is written is what was read, whole or not at all."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -290,6 +291,26 @@ def test_full_folder_is_refused(tmp_path):
         with pytest.raises(models.ModelError, match=f"{path}: already exists and is not empty"):
             models.save(path, params, config, source=source)
     assert {path: path.read_bytes() for path in source.iterdir()} == before
+
+
+@pytest.mark.parametrize("inside", ["out", "new/out"])
+def test_a_folder_that_cannot_be_made_is_refused(inside, tmp_path, monkeypatch):
+    config = models.load_config(write_source(tmp_path / "source"))
+    (tmp_path / "file").touch()
+    with pytest.raises(models.ModelError, match="file is no folder that can be written"):
+        export.check(tmp_path / "file" / inside, config)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    with pytest.raises(models.ModelError, match=f"{tmp_path} is no folder that can be written"):
+        export.check(tmp_path / inside, config)
+
+
+def test_a_link_is_followed(tmp_path):
+    params, config = models.load(write_source(tmp_path / "source"))
+    (tmp_path / "real").mkdir()
+    for name, target in (("link", "real"), ("dangling", "later")):
+        (tmp_path / name).symlink_to(target)
+        models.save(tmp_path / name, params, config)
+        assert_same(models.load(tmp_path / target)[0], params)
 
 
 def test_another_model_as_source_is_refused(tmp_path):

@@ -1,6 +1,7 @@
 """Hugging Face folders: what is read, and everything that must be refused by name."""
 
 import json
+import math
 from pathlib import Path
 
 import jax
@@ -119,6 +120,30 @@ def test_sliding_window_not_in_use(tmp_path):
     ("llama_tied", {"vocab_size": "59"}, "vocab_size"),
     ("llama_tied", {"num_hidden_layers": 2.0}, "num_hidden_layers"),
     ("llama_tied", {"num_key_value_heads": 4}, "num_kv_heads (4)"),
+    # A wrong number of layers must not fill the memory before it is found out.
+    ("llama_tied", {"num_hidden_layers": 10**9}, "num_hidden_layers"),
+    ("qwen3_5_tied", {"num_hidden_layers": 10**9, "layer_types": None}, "num_hidden_layers"),
+    ("qwen3_moe_tied", {"num_experts": 10**9}, "num_experts"),
+    ("llama_tied", {"rope_parameters": {"rope_type": "default", "rope_theta": math.inf}},
+     "rope_theta"),
+    ("llama_tied", {"rope_parameters": {"rope_type": "default", "rope_theta": math.nan}},
+     "rope_theta"),
+    ("llama_tied", {"rms_norm_eps": math.nan}, "rms_norm_eps"),
+    ("llama_tied", {"rope_parameters": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64}}, "high_freq_factor is 4.0"),
+    # Entries of another kind than any config has.
+    ("llama_tied", {"architectures": [["LlamaForCausalLM"]]}, "['LlamaForCausalLM']"),
+    ("llama_tied", {"rope_parameters": {"rope_type": ["yarn"]}}, "rope_type is ['yarn']"),
+    ("llama_tied", {"text_config": ["text"]}, "text_config is ['text']"),
+    ("llama_tied", {"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'"),
+    ("llama_tied", {"eos_token_id": {"id": 2}}, "eos_token_id"),
+    ("llama_tied", {"eos_token_id": [[2]]}, "eos_token_id"),
+    ("llama_tied", {"eos_token_id": "2"}, "eos_token_id"),
+    ("qwen3_tied", {"layer_types": 5}, "layer_types is 5"),
+    ("qwen3_tied", {"layer_types": [["full_attention"]] * 2}, "layer_types"),
+    ("qwen2_tied", {"layer_types": None, "use_sliding_window": True, "sliding_window": 8,
+                    "max_window_layers": "1"}, "sliding_window"),
 ], ids=str)
 def test_refused_settings(case, settings, expected, tmp_path):
     assert_refused(write(tmp_path, case, settings=settings.items()), "config.json", expected)
@@ -178,6 +203,19 @@ def test_broken_config(tmp_path):
     assert_refused(tmp_path, "config.json", "JSON")
     (tmp_path / "config.json").write_text("[1]")
     assert_refused(tmp_path, "config.json", "list")
+
+
+def test_config_nested_without_end(tmp_path):
+    (write(tmp_path) / "config.json").write_text("[" * 100_000)
+    assert_refused(tmp_path, "config.json: not readable as JSON")
+
+
+@pytest.mark.parametrize("file", [3, ["a"], None])
+def test_index_that_names_no_file(file, tmp_path):
+    write_shards(tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": file}}))
+    assert_refused(tmp_path, f"weight_map must name the file of model.norm.weight, not {file!r}")
 
 
 def test_no_weights(tmp_path):

@@ -36,8 +36,7 @@ def segments(query_size, *members):
     for i, (_, _, seen) in enumerate(members):
         ancestors[0, i, :len(seen)] = np.reshape(seen, (-1, 2))
     start, length = np.array([[member[:2] for member in members]], np.int32).transpose(2, 0, 1)
-    return Segments(start, length, ancestors[..., 0], ancestors[..., 1], query_size,
-                    context_size=-(-int(ancestors[..., 1].sum(-1).max()) // 16) * 16)
+    return Segments(start, length, ancestors[..., 0], ancestors[..., 1], query_size)
 
 
 def tree_and_rows(seed=1):
@@ -84,7 +83,7 @@ def summed_log_prob(params, hidden, tokens, lengths, prompts):
 
 
 @functools.partial(jax.jit, static_argnames="remat")
-def run(params, packed, bins, places, tokens, lengths, prompts, remat=False):
+def run(params, packed, bins, places, tokens, lengths, prompts, remat="none"):
     """Returns rows' hidden states and the gradient of their responses' log-prob."""
     def loss(params):
         hidden = hidden_states(params, CONFIG, packed, remat=remat)[bins[:, None], places]
@@ -98,7 +97,7 @@ def run(params, packed, bins, places, tokens, lengths, prompts, remat=False):
 def tree():
     packed, tokens, lengths, places, prompts = tree_and_rows()
     hidden, gradients = run(PARAMS, packed, np.zeros(4, np.int32), places, tokens, lengths,
-                            prompts, remat=True)
+                            prompts, remat="layers")
     return packed, tokens, lengths, places, prompts, hidden, gradients
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_models import random_params
 
 from memcalib_jax.models import ModelConfig, layers, logits
 from memcalib_jax.models.rope import Rope
@@ -14,12 +15,6 @@ CONFIG = ModelConfig(
     "qwen3_5", vocab_size=31, hidden_size=12, intermediate_size=20, num_layers=2, num_heads=4,
     num_kv_heads=2, head_dim=8, rope=Rope(100.0, 0.5), norm_eps=1e-6, qk_norm=True,
     attention_gate=True, zero_centred_norms=True, tie_embeddings=False)
-
-
-def random_params(config, seed=0):
-    random = np.random.RandomState(seed)
-    return jax.tree.map(lambda shape: jnp.asarray(random.standard_normal(shape) * 0.4, jnp.float32),
-                        config.parameter_shapes(), is_leaf=lambda x: isinstance(x, tuple))
 
 
 def normed(x, scale, *, eps=1e-6):

@@ -24,6 +24,12 @@ def test_no_such_path(tmp_path):
         models.load(tmp_path / "absent")
 
 
+@pytest.mark.parametrize("name", ["https://huggingface.co/Qwen/Qwen3-8B", "hf://Qwen/Qwen3-8B"])
+def test_a_url_is_told_from_a_name_on_the_hub(name):
+    with pytest.raises(models.ModelError, match=f"{name}: there is no such .* as OWNER/NAME"):
+        models.load(name)
+
+
 def test_hub_name_without_a_network():
     with pytest.raises(models.ModelError, match="hf download Nobody/Nothing-1B"):
         models.load("Nobody/Nothing-1B")

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_models import random_params
 
 from memcalib_jax.models import ModelConfig, logits
 from memcalib_jax.models.attention import Segments
@@ -18,14 +19,6 @@ CONFIG = ModelConfig(
     num_kv_heads=2, head_dim=8, attention_bias=True, qk_norm=True, tie_embeddings=True)
 TOLERANCE = 1e-5
 ROW_SIZE = 24
-
-
-def random_params(config, seed=0):
-    shapes, tree = jax.tree.flatten(config.parameter_shapes(),
-                                    is_leaf=lambda x: isinstance(x, tuple))
-    random = np.random.RandomState(seed)
-    return jax.tree.unflatten(tree, [
-        jnp.asarray(random.standard_normal(shape) * 0.4, jnp.float32) for shape in shapes])
 
 
 PARAMS = random_params(CONFIG)
@@ -82,8 +75,7 @@ def pack(nodes, *, size=64, order=None, shapes=((16, 24),), num_ancestors=2, num
             start[0, i], length[0, i] = starts[name], len(nodes[name].tokens)
             for j, (ancestor, seen) in enumerate(nodes[name].ancestors):
                 ancestor_start[0, i, j], ancestor_length[0, i, j] = starts[ancestor], seen
-        groups.append(Segments(start, length, ancestor_start, ancestor_length,
-                               query_size, context_size))
+        groups.append(Segments(start, length, ancestor_start, ancestor_length, query_size))
     assert not left
     return Packed(tokens[None], positions[None], tuple(groups)), starts
 
@@ -117,7 +109,7 @@ def response_log_prob(params, hidden, tokens, lengths, prompts):
 
 
 @functools.partial(jax.jit, static_argnames="remat")
-def tree_pass(params, packed, bins, places, tokens, lengths, prompts, remat=False):
+def tree_pass(params, packed, bins, places, tokens, lengths, prompts, remat="none"):
     """Returns every row's hidden states, the summed log-prob and its gradients."""
     def loss(params):
         hidden = hidden_states(params, CONFIG, packed, remat=remat)[bins[:, None], places]
@@ -127,7 +119,7 @@ def tree_pass(params, packed, bins, places, tokens, lengths, prompts, remat=Fals
     return hidden, value, gradients
 
 
-def run_tree(nodes, remat=False, **layout):
+def run_tree(nodes, remat="none", **layout):
     packed, starts = pack(nodes, **layout)
     tokens, lengths, prompts, places = rows(nodes, starts)
     bins = np.zeros(len(tokens), np.int32)
@@ -167,9 +159,10 @@ def test_tree_equals_dense_rows(branch):
     assert_same(nodes, run_tree(nodes), run_rows(nodes))
 
 
-def test_remat_changes_nothing():
+@pytest.mark.parametrize("remat", ["elementwise", "layers"])
+def test_remat_changes_nothing(remat):
     nodes = random_tree(seed=2)
-    assert_same(nodes, run_tree(nodes, remat=True), run_tree(nodes))
+    assert_same(nodes, run_tree(nodes, remat=remat), run_tree(nodes))
 
 
 LAYOUTS = [

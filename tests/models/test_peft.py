@@ -1,6 +1,7 @@
 """Adapters in the PEFT library's format: its own, ours read by it, and every refusal."""
 
 import json
+import math
 import re
 
 import adapters
@@ -119,6 +120,7 @@ def written(bases, tmp_path):
     ("trainable_token_indices", [1]), ("target_parameters", ["mlp.experts.gate_up_proj"]),
     ("layer_replication", [[0, 1]]), ("init_lora_weights", "pissa_niter_4"),
     ("peft_type", "IA3"), ("r", 0), ("r", 2.5), ("lora_alpha", "big"),
+    ("lora_alpha", math.inf), ("lora_alpha", math.nan),
     ("a_later_feature", {"x": 1}),
 ])
 def test_what_is_more_than_a_plain_adapter_is_refused_by_name(written, key, value):

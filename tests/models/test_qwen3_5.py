@@ -88,7 +88,7 @@ FULL, LINEAR = "full_attention", "linear_attention"
 @pytest.mark.parametrize("changes, expected", [
     ({"layer_types": [LINEAR, FULL, "sliding_attention", FULL]}, "sliding_attention"),
     ({"layer_types": [LINEAR, FULL]}, "for each of the 4 layers"),
-    ({"layer_types": "full_attention"}, "for each of the 4 layers"),
+    ({"layer_types": "full_attention"}, "list the kind of each layer"),
     ({"layer_types": [FULL] * 4}, "both delta and attention layers"),
     ({"layer_types": None, "full_attention_interval": 0}, "full_attention_interval"),
     ({"attn_output_gate": False}, "attn_output_gate is False"),

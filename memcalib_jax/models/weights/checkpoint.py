@@ -16,6 +16,11 @@ from memcalib_jax.models.weights.families import (
     FAMILIES, PARAMETERS, SETTINGS, flat_shapes, tensor_names)
 
 
+# Most layers, and experts of one: what a wrong number asks for must not fill the memory before
+# it is compared with the tensors.
+MOST_STACKED = 10_000
+
+
 class ModelError(ValueError):
     """A model that cannot be used; the message says what is wrong, where, and what to do."""
 
@@ -163,7 +168,12 @@ def make_config(path: Path, family: str, settings: dict, *, eos_ids, **shape) ->
     for name in SETTINGS.keys() - numbers.keys() - {"num_kv_heads", "head_dim"}:
         raise ModelError(f"{path}: the model's settings lack {_called(name)}")
     for name, value in numbers.items():
-        check_number(path, _called(name), value, float if name == "norm_eps" else int)
+        check_number(path, _called(name), value, float if name == "norm_eps" else int,
+                     most=MOST_STACKED if name == "num_layers" else math.inf)
+    wrong = [i for i in eos_ids if isinstance(i, bool) or not isinstance(i, int)]
+    if wrong:
+        raise ModelError(f"{path}: eos_token_id, here or in generation_config.json, must be one "
+                         f"or several token ids, not {wrong[0]!r}")
     numbers.setdefault("num_kv_heads", numbers["num_heads"])
     numbers.setdefault("head_dim",
                        traits.head_dim or numbers["hidden_size"] // numbers["num_heads"])
@@ -176,10 +186,13 @@ def make_config(path: Path, family: str, settings: dict, *, eos_ids, **shape) ->
         raise ModelError(f"{path}: {error}") from error
 
 
-def check_number(path: Path, name: str, value, kind: type) -> None:
-    """Raises ModelError unless `value` is a positive number, whole where `kind` is int."""
-    if isinstance(value, bool) or not isinstance(value, (int, kind)) or value <= 0:
-        raise ModelError(f"{path}: {name} must be a positive {kind.__name__}, not {value!r}")
+def check_number(path: Path, name: str, value, kind: type, *, most: float = math.inf) -> None:
+    """Raises ModelError unless `value` is finite, positive, and whole where `kind` is int."""
+    if (isinstance(value, bool) or not isinstance(value, (int, kind))
+            or not 0 < value <= most or value == math.inf):
+        limit = "" if most == math.inf else f" of at most {most}"
+        raise ModelError(f"{path}: {name} must be a positive {kind.__name__}{limit}, "
+                         f"not {value!r}")
 
 
 def _called(setting):

@@ -1,11 +1,13 @@
 """Reading what a config.json says about a model's shape, and refusing what the forward lacks."""
 
 import dataclasses
+import math
 from pathlib import Path
 
 from memcalib_jax.models.config import DeltaNet, Experts, ModelConfig
 from memcalib_jax.models.rope import Linear, Llama3, QueryScale, Rope, Yarn
-from memcalib_jax.models.weights.checkpoint import ModelError, check_number, make_config
+from memcalib_jax.models.weights.checkpoint import (
+    MOST_STACKED, ModelError, check_number, make_config)
 from memcalib_jax.models.weights.families import (
     DELTA_SETTINGS, EXPERT_SETTINGS, EXPERT_WIDTH, FAMILIES, LAYER_KINDS, SETTINGS)
 
@@ -29,6 +31,7 @@ def read_config(settings: dict, path: Path, *, eos_ids=(),
       ModelError: the settings ask for something the forward does not do, or lack a number.
     """
     family = _family(settings, path)
+    check_places(settings, path)
     if settings.get("quantization_config"):
         _refuse(path, "quantization_config", settings["quantization_config"],
                 "use the unquantized weights")
@@ -92,6 +95,21 @@ def _write_rope(config):
     return rope
 
 
+def check_places(settings: dict, path: Path) -> None:
+    """Raises ModelError where what the settings hold cannot even be looked into."""
+    text = settings.get("text_config")
+    if not isinstance(text, (dict, type(None))):
+        _refuse(path, "text_config", text, "it must be an object")
+    for place in (settings, text or {}):
+        if not isinstance(place.get("tie_word_embeddings"), (bool, type(None))):
+            _refuse(path, "tie_word_embeddings", place["tie_word_embeddings"],
+                    "it must be true or false")
+        types = place.get("layer_types")
+        if types is not None and not (isinstance(types, list)
+                                      and all(isinstance(called, str) for called in types)):
+            _refuse(path, "layer_types", types, "it must list the kind of each layer")
+
+
 def stated_ties(settings: dict) -> set[bool]:
     """Returns what the settings say, at the root and in text_config, about tied embeddings."""
     places = (settings, settings.get("text_config") or {})
@@ -108,7 +126,8 @@ def as_list(value) -> list:
 
 def _family(settings, path):
     architectures = as_list(settings.get("architectures"))
-    if len(architectures) != 1 or architectures[0] not in _FAMILY_OF:
+    if (len(architectures) != 1 or not isinstance(architectures[0], str)
+            or architectures[0] not in _FAMILY_OF):
         found = ", ".join(map(str, architectures)) or "(none named)"
         raise ModelError(f"{path}: unknown architecture {found}; known: {', '.join(_FAMILY_OF)}")
     return _FAMILY_OF[architectures[0]]
@@ -140,7 +159,8 @@ def _read_experts(text, family, path):
         value = text.get(name, text.get("num_local_experts") if field == "count" else None)
         if value is None and field == "shared_size":
             continue
-        check_number(path, name, value, int)
+        check_number(path, name, value, int,
+                     most=MOST_STACKED if field == "count" else math.inf)
         numbers[field] = value
     try:
         return Experts(normalize=FAMILIES[family].normalized_experts
@@ -156,7 +176,7 @@ def _read_delta(text, num_layers, path):
     numbers = {field: text.get(name) for field, name in DELTA_SETTINGS.items()}
     for field, value in numbers.items():
         check_number(path, DELTA_SETTINGS[field], value, int)
-    check_number(path, "num_hidden_layers", num_layers, int)
+    check_number(path, "num_hidden_layers", num_layers, int, most=MOST_STACKED)
     kinds = {called: kind for kind, called in LAYER_KINDS.items()}
     types = text.get("layer_types")
     if types is None:
@@ -164,8 +184,7 @@ def _read_delta(text, num_layers, path):
         check_number(path, "full_attention_interval", interval, int)
         types = ["linear_attention"] * num_layers
         types[interval - 1::interval] = ["full_attention"] * (num_layers // interval)
-    if (not isinstance(types, list) or len(types) != num_layers
-            or any(called not in kinds for called in types)):
+    if len(types) != num_layers or any(called not in kinds for called in types):
         _refuse(path, "layer_types", types, f"it must name one of {', '.join(kinds)} for each of "
                 f"the {num_layers} layers")
     period = next(n for n in range(1, num_layers + 1)
@@ -201,7 +220,7 @@ def _read_rope(rope, text, family, path):
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return Rope(theta, partial)
-    if kind not in _SCALINGS:
+    if not isinstance(kind, str) or kind not in _SCALINGS:
         _refuse(path, "rope_type", kind, f"known: default, {', '.join(_SCALINGS)}")
     return Rope(theta, partial, _read_scaling(kind, rope, path))
 
@@ -216,6 +235,9 @@ def _read_scaling(kind, rope, path):
             check_number(path, f"{field.name} of {kind} rotary positions", value,
                          int if field.type is int else float)
         values[field.name] = value
+    if kind == "llama3" and values["low_freq_factor"] >= values["high_freq_factor"]:
+        _refuse(path, "high_freq_factor", values["high_freq_factor"],
+                f"it must be above low_freq_factor, {values['low_freq_factor']!r}")
     return _SCALINGS[kind](**values)
 
 
@@ -245,8 +267,10 @@ def _slides(text, config):
     window = text.get("sliding_window")
     if config.family == "ministral3":  # which has no switch beside the window
         return bool(window)
+    if not window or not text.get("use_sliding_window"):
+        return False
     first = 0 if config.experts else text.get("max_window_layers", 28)
-    return bool(window and text.get("use_sliding_window") and first < config.num_layers)
+    return not isinstance(first, int) or first < config.num_layers
 
 
 def _refuse(path, key, value, allowed):

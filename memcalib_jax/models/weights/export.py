@@ -52,7 +52,7 @@ def save(path, params: dict, config: ModelConfig, *, dtype=None, source=None,
     Raises:
       ModelError: see `check`.
     """
-    path = Path(path).absolute()
+    path = Path(path).resolve()
     plan = _plan(path, params, config, dtype, source)
     partial = path.with_name(f".{path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -78,12 +78,12 @@ def check(path, config: ModelConfig, *, dtype=None, source=None):
       path, config, dtype, source: as for `save`.
 
     Raises:
-      ModelError: the folder exists and is not empty, the disk has too little space, `source` is
-        a model of another shape, or its tokenizer cannot be read.
+      ModelError: the folder exists and is not empty, it cannot be made, the disk has too little
+        space, `source` is a model of another shape, or its tokenizer cannot be read.
     """
     params = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32),
                           config.parameter_shapes(), is_leaf=lambda x: isinstance(x, tuple))
-    _plan(Path(path).absolute(), params, config, dtype, source)
+    _plan(Path(path).resolve(), params, config, dtype, source)
 
 
 class _Plan(NamedTuple):
@@ -196,7 +196,10 @@ def _state_dtype(settings, dtype):
 
 
 def _check_space(path, needed):
-    free = shutil.disk_usage(next(place for place in path.parents if place.exists())).free
+    place = next(place for place in path.parents if place.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise ModelError(f"{path}: {place} is no folder that can be written; choose another")
+    free = shutil.disk_usage(place).free
     if needed > free:
         raise ModelError(f"{path}: the weights take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB "
                          "are free there")

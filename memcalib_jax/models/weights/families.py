@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from memcalib_jax.models.config import ModelConfig
 
@@ -126,11 +126,14 @@ class Placement:
         A projection is stored as a matrix `[outputs, inputs]`, a bias, without input axes, as
         a vector `[outputs]`. None: stored with the parameter's own shape.
       depthwise: a convolution `[taps, channels]`, stored as `[channels, 1, taps]`.
+      axes: logical names of the parameter's axes, the stacked ones first; rules say by them what
+        is split over devices. An adapter, which is small, has none.
     """
 
     names: Names
     input_axes: int | None = None
     depthwise: bool = False
+    axes: tuple[str, ...] = ()
 
     @property
     def stacked_axes(self) -> int:
@@ -202,64 +205,70 @@ class Placement:
         return self.depthwise or bool(self.input_axes)
 
 
-def _layer(hugging_face: str, gguf: str = "", input_axes: int | None = None,
+def _layer(axes: str, hugging_face: str, gguf: str = "", input_axes: int | None = None,
            depthwise: bool = False) -> Placement:
     names = Names("model.layers.{}." + hugging_face, "blk.{}." + gguf)
-    return Placement(names, input_axes, depthwise)
+    return Placement(names, input_axes, depthwise, ("layers", *axes.split()))
 
 
 _MLP = {
-    "mlp_norm": _layer("post_attention_layernorm.weight", "ffn_norm.weight"),
-    "gate": _layer("mlp.gate_proj.weight", "ffn_gate.weight", input_axes=1),
-    "up": _layer("mlp.up_proj.weight", "ffn_up.weight", input_axes=1),
-    "down": _layer("mlp.down_proj.weight", "ffn_down.weight", input_axes=1),
-    "router": _layer("mlp.gate.weight", input_axes=1),
-    "expert_gate": _layer("mlp.experts.{}.gate_proj.weight", input_axes=1),
-    "expert_up": _layer("mlp.experts.{}.up_proj.weight", input_axes=1),
-    "expert_down": _layer("mlp.experts.{}.down_proj.weight", input_axes=1),
-    "shared_gate": _layer("mlp.shared_expert.gate_proj.weight", input_axes=1),
-    "shared_up": _layer("mlp.shared_expert.up_proj.weight", input_axes=1),
-    "shared_down": _layer("mlp.shared_expert.down_proj.weight", input_axes=1),
-    "shared_router": _layer("mlp.shared_expert_gate.weight", input_axes=1),
+    "mlp_norm": _layer("norm", "post_attention_layernorm.weight", "ffn_norm.weight"),
+    "gate": _layer("embed mlp", "mlp.gate_proj.weight", "ffn_gate.weight", input_axes=1),
+    "up": _layer("embed mlp", "mlp.up_proj.weight", "ffn_up.weight", input_axes=1),
+    "down": _layer("mlp embed", "mlp.down_proj.weight", "ffn_down.weight", input_axes=1),
+    "router": _layer("embed router", "mlp.gate.weight", input_axes=1),
+    "expert_gate": _layer("expert embed mlp", "mlp.experts.{}.gate_proj.weight", input_axes=1),
+    "expert_up": _layer("expert embed mlp", "mlp.experts.{}.up_proj.weight", input_axes=1),
+    "expert_down": _layer("expert mlp embed", "mlp.experts.{}.down_proj.weight", input_axes=1),
+    "shared_gate": _layer("embed mlp", "mlp.shared_expert.gate_proj.weight", input_axes=1),
+    "shared_up": _layer("embed mlp", "mlp.shared_expert.up_proj.weight", input_axes=1),
+    "shared_down": _layer("mlp embed", "mlp.shared_expert.down_proj.weight", input_axes=1),
+    "shared_router": _layer("embed", "mlp.shared_expert_gate.weight", input_axes=1),
 }
 _ATTENTION = {
-    "attention_norm": _layer("input_layernorm.weight", "attn_norm.weight"),
-    "q": _layer("self_attn.q_proj.weight", "attn_q.weight", input_axes=1),
-    "k": _layer("self_attn.k_proj.weight", "attn_k.weight", input_axes=1),
-    "v": _layer("self_attn.v_proj.weight", "attn_v.weight", input_axes=1),
-    "q_bias": _layer("self_attn.q_proj.bias", "attn_q.bias", input_axes=0),
-    "k_bias": _layer("self_attn.k_proj.bias", "attn_k.bias", input_axes=0),
-    "v_bias": _layer("self_attn.v_proj.bias", "attn_v.bias", input_axes=0),
-    "q_norm": _layer("self_attn.q_norm.weight", "attn_q_norm.weight"),
-    "k_norm": _layer("self_attn.k_norm.weight", "attn_k_norm.weight"),
-    "o": _layer("self_attn.o_proj.weight", "attn_output.weight", input_axes=2),
+    "attention_norm": _layer("norm", "input_layernorm.weight", "attn_norm.weight"),
+    "q": _layer("embed heads head", "self_attn.q_proj.weight", "attn_q.weight", input_axes=1),
+    "k": _layer("embed kv_heads head", "self_attn.k_proj.weight", "attn_k.weight", input_axes=1),
+    "v": _layer("embed kv_heads head", "self_attn.v_proj.weight", "attn_v.weight", input_axes=1),
+    "q_bias": _layer("heads head", "self_attn.q_proj.bias", "attn_q.bias", input_axes=0),
+    "k_bias": _layer("kv_heads head", "self_attn.k_proj.bias", "attn_k.bias", input_axes=0),
+    "v_bias": _layer("kv_heads head", "self_attn.v_proj.bias", "attn_v.bias", input_axes=0),
+    "q_norm": _layer("norm", "self_attn.q_norm.weight", "attn_q_norm.weight"),
+    "k_norm": _layer("norm", "self_attn.k_norm.weight", "attn_k_norm.weight"),
+    "o": _layer("heads head embed", "self_attn.o_proj.weight", "attn_output.weight", input_axes=2),
 }
 _DELTA = {
-    "attention_norm": _layer("input_layernorm.weight"),
-    "qkv": _layer("linear_attn.in_proj_qkv.weight", input_axes=1),
-    "conv": _layer("linear_attn.conv1d.weight", depthwise=True),
-    "output_gate": _layer("linear_attn.in_proj_z.weight", input_axes=1),
-    "beta": _layer("linear_attn.in_proj_b.weight", input_axes=1),
-    "decay": _layer("linear_attn.in_proj_a.weight", input_axes=1),
-    "decay_bias": _layer("linear_attn.dt_bias"),
-    "log_rate": _layer("linear_attn.A_log"),
-    "value_norm": _layer("linear_attn.norm.weight"),
-    "o": _layer("linear_attn.out_proj.weight", input_axes=2),
+    "attention_norm": _layer("norm", "input_layernorm.weight"),
+    "qkv": _layer("embed channels", "linear_attn.in_proj_qkv.weight", input_axes=1),
+    "conv": _layer("taps channels", "linear_attn.conv1d.weight", depthwise=True),
+    "output_gate": _layer("embed heads head", "linear_attn.in_proj_z.weight", input_axes=1),
+    "beta": _layer("embed heads", "linear_attn.in_proj_b.weight", input_axes=1),
+    "decay": _layer("embed heads", "linear_attn.in_proj_a.weight", input_axes=1),
+    "decay_bias": _layer("heads", "linear_attn.dt_bias"),
+    "log_rate": _layer("heads", "linear_attn.A_log"),
+    "value_norm": _layer("norm", "linear_attn.norm.weight"),
+    "o": _layer("heads head embed", "linear_attn.out_proj.weight", input_axes=2),
 }
 
 # Keys are paths in the tree of `ModelConfig.parameter_shapes()`.
 PARAMETERS = {
-    "embed": Placement(Names("model.embed_tokens.weight", "token_embd.weight")),
+    "embed": Placement(Names("model.embed_tokens.weight", "token_embd.weight"),
+                       axes=("vocab", "embed")),
     **{f"layers/{name}": placement for name, placement in (_ATTENTION | _MLP).items()},
     **{f"delta_layers/{name}": placement for name, placement in (_DELTA | _MLP).items()},
-    "final_norm": Placement(Names("model.norm.weight", "output_norm.weight")),
-    "head": Placement(Names("lm_head.weight", "output.weight")),
+    "final_norm": Placement(Names("model.norm.weight", "output_norm.weight"), axes=("norm",)),
+    "head": Placement(Names("lm_head.weight", "output.weight"), axes=("vocab", "embed")),
 }
 
 
 def flat_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Returns the parameter shapes of `config` by their paths in the tree."""
     return flatten_dict(config.parameter_shapes(), sep="/")
+
+
+def parameter_axes(config: ModelConfig) -> dict:
+    """Returns the logical names of every parameter's axes: a tree like `parameter_shapes()`."""
+    return unflatten_dict({path: PARAMETERS[path].axes for path in flat_shapes(config)}, sep="/")
 
 
 def layer_numbers(path: str, config: ModelConfig) -> list[int]:

@@ -11,7 +11,8 @@ from safetensors import SafetensorError, safe_open
 
 from memcalib_jax.models.config import ModelConfig
 from memcalib_jax.models.weights.checkpoint import Checkpoint, ModelError, StoredTensor
-from memcalib_jax.models.weights.config_json import as_list, read_config, stated_ties
+from memcalib_jax.models.weights.config_json import (
+    as_list, check_places, read_config, stated_ties)
 from memcalib_jax.models.weights.families import FAMILIES, PARAMETERS
 from memcalib_jax.models.weights.stored_forms import plain_names, split_experts
 
@@ -37,6 +38,7 @@ def open_folder(folder: Path) -> Checkpoint:
                 "; a model is a folder with config.json and model.safetensors, or a .gguf file")
         raise ModelError(f"{folder}: there is no config.json{hint}")
     settings = read_json(path)
+    check_places(settings, path)
     generation = folder / "generation_config.json"
     eos = [settings.get("eos_token_id"), (settings.get("text_config") or {}).get("eos_token_id"),
            read_json(generation).get("eos_token_id") if generation.is_file() else None]
@@ -105,6 +107,8 @@ def _shards(folder):
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index}: there is no weight_map")
     for name, file in weight_map.items():
+        if not isinstance(file, str):
+            raise ModelError(f"{index}: weight_map must name the file of {name}, not {file!r}")
         shards.setdefault(file, []).append(name)
     return shards
 
@@ -155,7 +159,7 @@ def read_json(path: Path) -> dict:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: not readable as JSON ({error})") from error
     if not isinstance(content, dict):
         raise ModelError(f"{path}: expected a JSON object, found {type(content).__name__}")

@@ -22,8 +22,9 @@ def load(path, *, dtype=jnp.float32, shardings=None) -> tuple[dict, ModelConfig]
       path: a Hugging Face folder (config.json with safetensors, whole or in shards), its name on
         the hub (see `locate`), or a .gguf file, which is dequantized.
       dtype: floating-point dtype of the parameters, and so of the matrix products' inputs.
-      shardings: tree of `jax.sharding.Sharding` like `config.parameter_shapes()` (see
-        `load_config`); None places everything on the default device.
+      shardings: tree of `jax.sharding.Sharding` like `config.parameter_shapes()`, such as
+        `parallel.shardings` makes of `parameter_axes(load_config(path))`; None places everything
+        on the default device.
 
     Returns:
       `(params, config)`: the tree of `config.parameter_shapes()` and the model's shape, whose

@@ -22,7 +22,8 @@ def locate(name: str | os.PathLike) -> Path:
     if path.exists():
         return path
     if not hub.is_model_name(str(name)):
-        raise ModelError(f"{path}: there is no such file or folder")
+        hint = "; name a model on the hub as OWNER/NAME" if "://" in str(name) else ""
+        raise ModelError(f"{name}: there is no such file or folder{hint}")
     try:
         return hub.model_folder(str(name))
     except hub.HubError as error:

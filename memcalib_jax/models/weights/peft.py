@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
-import os
+import math
 from pathlib import Path
 
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors import numpy as safetensors
 
+from memcalib_jax.files import write_atomically
 from memcalib_jax.models.config import ModelConfig
 from memcalib_jax.models.lora import (
     ALL_LINEAR, LoraConfig, adapter_shapes, target_paths)
@@ -57,8 +58,8 @@ def save_adapter(path, adapter: dict, lora: LoraConfig, config: ModelConfig, bas
             {_module(path) for path in target_paths(config, lora.targets)})}
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / WEIGHTS_FILE, safetensors.save(tensors, metadata={"format": "pt"}))
-    _write(folder / CONFIG_FILE, (json.dumps(settings, indent=2) + "\n").encode())
+    write_atomically(folder / WEIGHTS_FILE, safetensors.save(tensors, metadata={"format": "pt"}))
+    write_atomically(folder / CONFIG_FILE, (json.dumps(settings, indent=2) + "\n").encode())
 
 
 def load_adapter(path, config: ModelConfig) -> tuple[dict, LoraConfig]:
@@ -148,7 +149,8 @@ def _read_settings(path):
         refuse("peft_type", "only LORA is supported")
     for key in ("r", "lora_alpha"):
         value = settings.get(key)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        if (isinstance(value, bool) or not isinstance(value, (int, float))
+                or not 0 < value < math.inf):
             refuse(key, "it must be a positive number")
     if not isinstance(settings["r"], int):
         refuse("r", "it must be a whole number")
@@ -160,12 +162,3 @@ def _read_settings(path):
         if key not in _WITHOUT_EFFECT and value and (key, value) != ("bias", "none"):
             refuse(key, "only plain adapters of projections are supported")
     return settings["r"], settings["lora_alpha"]
-
-
-def _write(path, data):
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

@@ -35,7 +35,8 @@ def load_tokenizer(path):
     if path.suffix == ".gguf":
         return _from_gguf(path)
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
-        raise ModelError(f"{path}: there is no tokenizer ({', '.join(TOKENIZER_FILES)})")
+        raise ModelError(f"{path}: there is no tokenizer ({', '.join(TOKENIZER_FILES)}); put the "
+                         "files of the model's own there")
     # Imported here since it takes a second, and reading weights alone does not need it.
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     try:
