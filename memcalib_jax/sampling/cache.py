@@ -13,13 +13,14 @@ def empty_cache(params: dict, config: ModelConfig, *, num_slots: int, group_size
     """Returns a cache of vacant slots in the dtype of the parameters."""
     num_layers, dtype = params["layers"]["k"].shape[0], params["layers"]["k"].dtype
 
-    def zeros(rows, size):
-        return jnp.zeros((num_layers, rows, config.num_kv_heads, size, config.head_dim), dtype)
+    def zeros(rows, *columns):
+        shape = (rows, config.num_kv_heads, *columns)
+        return tuple(jnp.zeros(shape, dtype) for _ in range(num_layers))
 
+    num_rows, dim = num_slots * group_size, config.head_dim
     return Cache(
-        prompt_k=zeros(num_slots, prompt_size), prompt_v=zeros(num_slots, prompt_size),
-        tail_k=zeros(num_slots * group_size, tail_size),
-        tail_v=zeros(num_slots * group_size, tail_size),
+        prompt_k=zeros(num_slots, dim, prompt_size), prompt_v=zeros(num_slots, prompt_size, dim),
+        tail_k=zeros(num_rows, dim, tail_size), tail_v=zeros(num_rows, tail_size, dim),
         prompt_length=jnp.zeros(num_slots, jnp.int32),
         tail_length=jnp.zeros(num_slots, jnp.int32), clock=jnp.zeros((), jnp.int32),
         states=_empty_states(params, config, (num_slots, group_size)))
@@ -27,11 +28,12 @@ def empty_cache(params: dict, config: ModelConfig, *, num_slots: int, group_size
 
 def _empty_states(params, config, rows):
     if config.delta is None:
-        return None
+        return ()
     num_layers, width, channels = params["delta_layers"]["conv"].shape
     heads = (config.delta.num_value_heads, config.delta.key_dim, config.delta.value_dim)
-    return DeltaState(memory=jnp.zeros((num_layers, *rows, *heads), jnp.float32),
-                      inputs=jnp.zeros((num_layers, *rows, width - 1, channels), jnp.float32))
+    return tuple(DeltaState(memory=jnp.zeros((*rows, *heads), jnp.float32),
+                            inputs=jnp.zeros((*rows, width - 1, channels), jnp.float32))
+                 for _ in range(num_layers))
 
 
 def put_prompts(cache: Cache, slots: jax.Array, k: jax.Array, v: jax.Array,
@@ -47,15 +49,19 @@ def put_prompts(cache: Cache, slots: jax.Array, k: jax.Array, v: jax.Array,
     """
     size = k.shape[2]
 
-    def put(room, new):
-        return room.at[:, slots, :, :size].set(new.swapaxes(2, 3))
+    prompt_k = tuple(room.at[slots, :, :, :size].set(k[i].transpose(0, 2, 3, 1))
+                     for i, room in enumerate(cache.prompt_k))
+    prompt_v = tuple(room.at[slots, :, :size].set(v[i].transpose(0, 2, 1, 3))
+                     for i, room in enumerate(cache.prompt_v))
+
+    def put_state(i, state):
+        return jax.tree.map(lambda room, new: room.at[slots].set(new[i][:, None]), state, states)
 
     return cache.replace(
-        prompt_k=put(cache.prompt_k, k), prompt_v=put(cache.prompt_v, v),
+        prompt_k=prompt_k, prompt_v=prompt_v,
         prompt_length=cache.prompt_length.at[slots].set(lengths),
         tail_length=cache.tail_length.at[slots].set(0),
-        states=jax.tree.map(lambda room, new: room.at[:, slots].set(new[:, :, None]),
-                            cache.states, states))
+        states=tuple(put_state(i, state) for i, state in enumerate(cache.states)))
 
 
 def resize_tails(cache: Cache, tail_size: int) -> Cache:
@@ -64,22 +70,25 @@ def resize_tails(cache: Cache, tail_size: int) -> Cache:
     The ring is laid out anew, oldest column first. Columns older than a row's tail hold
     whatever they held: their age hides them, as before.
     """
-    columns = (cache.clock - tail_size + jnp.arange(tail_size)) % cache.tail_k.shape[3]
+    columns = (cache.clock - tail_size + jnp.arange(tail_size)) % cache.tail_k[0].shape[-1]
     return cache.replace(
-        tail_k=cache.tail_k[:, :, :, columns], tail_v=cache.tail_v[:, :, :, columns],
+        tail_k=tuple(tail[..., columns] for tail in cache.tail_k),
+        tail_v=tuple(tail[:, :, columns] for tail in cache.tail_v),
         clock=jnp.full((), tail_size, jnp.int32))
 
 
-def take_slots(cache: Cache, slots: jax.Array) -> Cache:
-    """Returns the cache with only `slots [n]`, in that order, their rows with them."""
+def take_rows(cache: Cache, slots: jax.Array, places: jax.Array) -> Cache:
+    """Returns the cache with only `slots [n]`, in that order, and of each its rows `places [n, G]`.
+    """
     num_slots = cache.prompt_length.shape[0]
 
-    def rows_of_slots(tail):
-        grouped = tail.reshape(tail.shape[0], num_slots, -1, *tail.shape[2:])[:, slots]
-        return grouped.reshape(tail.shape[0], -1, *tail.shape[2:])
+    def of_rows(tail):
+        grouped = tail.reshape(num_slots, -1, *tail.shape[1:])
+        return grouped[slots[:, None], places].reshape(-1, *tail.shape[1:])
 
+    tail_k, tail_v = jax.tree.map(of_rows, (cache.tail_k, cache.tail_v))
+    prompt_k, prompt_v = jax.tree.map(lambda x: x[slots], (cache.prompt_k, cache.prompt_v))
+    states = jax.tree.map(lambda x: x[slots[:, None], places], cache.states)
     return cache.replace(
-        prompt_k=cache.prompt_k[:, slots], prompt_v=cache.prompt_v[:, slots],
-        tail_k=rows_of_slots(cache.tail_k), tail_v=rows_of_slots(cache.tail_v),
-        prompt_length=cache.prompt_length[slots], tail_length=cache.tail_length[slots],
-        states=jax.tree.map(lambda x: x[:, slots], cache.states))
+        prompt_k=prompt_k, prompt_v=prompt_v, tail_k=tail_k, tail_v=tail_v, states=states,
+        prompt_length=cache.prompt_length[slots], tail_length=cache.tail_length[slots])

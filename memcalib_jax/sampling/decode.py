@@ -11,6 +11,7 @@ from flax import struct
 
 from memcalib_jax.models import ModelConfig, layers
 from memcalib_jax.models.decode import Cache, decode_step
+from memcalib_jax.models.on_mesh import constrained, rows_spec, tensor_spec, whole
 from memcalib_jax.models.packed import plain_rows, prefill
 from memcalib_jax.sampling import cache as caches
 from memcalib_jax.sampling.draw import Rule, draw, uniforms
@@ -51,15 +52,27 @@ class Rows:
     sample_ids: jax.Array
 
 
+@functools.partial(jax.jit, static_argnames=(
+    "config", "num_slots", "group_size", "prompt_size", "tail_size"))
 def vacant_rows(params: dict, config: ModelConfig, *, num_slots: int, group_size: int,
                 prompt_size: int, tail_size: int) -> Rows:
     """Returns rows without responses."""
     cache = caches.empty_cache(params, config, num_slots=num_slots, group_size=group_size,
                                prompt_size=prompt_size, tail_size=tail_size)
     shape = (num_slots, group_size)
-    return Rows(cache=cache, tokens=jnp.zeros(shape, jnp.int32), done=jnp.ones(shape, bool),
-                request_ids=jnp.zeros(shape, jnp.uint32),
-                sample_ids=jnp.zeros(shape, jnp.int32))
+    return _by_slot(Rows(
+        cache=cache, tokens=jnp.zeros(shape, jnp.int32), done=jnp.ones(shape, bool),
+        request_ids=jnp.zeros(shape, jnp.uint32), sample_ids=jnp.zeros(shape, jnp.int32)))
+
+
+def _by_slot(rows: Rows) -> Rows:
+    """Returns rows whose slots are split over the mesh, and their keys and values by heads too."""
+    slots = rows_spec(rows.tokens.shape[0])
+    heads = tensor_spec(rows.cache.prompt_k[0].shape[1])
+    by_head = {name: tuple(constrained(x, slots, heads) for x in getattr(rows.cache, name))
+               for name in ("prompt_k", "prompt_v", "tail_k", "tail_v")}
+    rows = jax.tree.map(lambda x: constrained(x, slots) if x.ndim else x, rows)
+    return rows.replace(cache=rows.cache.replace(**by_head))
 
 
 def _draw_next(params, hidden, request_ids, sample_ids, positions, request):
@@ -87,7 +100,7 @@ def admit(params: dict, config: ModelConfig, rows: Rows, request: Request, slots
         no response.
 
     Returns:
-      The rows, and the first tokens and log-probs `[n, G]`.
+      The rows; the first tokens and log-probs `[n, G]`; bool `[P, G]`, which rows have ended.
     """
     hidden, k, v, states = prefill(params, config, plain_rows(prompts, lengths))
     last = hidden[jnp.arange(prompts.shape[0]), lengths - 1]
@@ -101,7 +114,7 @@ def admit(params: dict, config: ModelConfig, rows: Rows, request: Request, slots
         done=rows.done.at[slots].set(ended | (sample_ids < 0)),
         request_ids=rows.request_ids.at[slots].set(request_ids),
         sample_ids=rows.sample_ids.at[slots].set(sample_ids))
-    return rows, tokens, log_probs
+    return _by_slot(rows), *map(whole, (tokens, log_probs, rows.done))
 
 
 @functools.partial(jax.jit, static_argnames=("config", "num_steps"), donate_argnames="rows")
@@ -117,7 +130,8 @@ def decode_block(params: dict, config: ModelConfig, rows: Rows, request: Request
 
     Returns:
       The rows; tokens and log-probs `[num_steps, P, G]`; bool `[num_steps, P, G]`, true where
-      a token belongs to a response (its row had not ended before).
+      a token belongs to a response (its row had not ended before); bool `[P, G]`, which rows have
+      ended.
     """
     shape = (num_steps, *rows.tokens.shape)
 
@@ -138,13 +152,13 @@ def decode_block(params: dict, config: ModelConfig, rows: Rows, request: Request
     start = (0, rows, jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32),
              jnp.zeros(shape, bool))
     _, rows, tokens, log_probs, drawn = jax.lax.while_loop(unfinished, step, start)
-    return rows, tokens, log_probs, drawn
+    return _by_slot(rows), *map(whole, (tokens, log_probs, drawn, rows.done))
 
 
 @functools.partial(jax.jit, static_argnames="tail_size")
-def reshape_rows(rows: Rows, slots: jax.Array, tail_size: int) -> Rows:
-    """Returns only the rows of `slots [n]`, with tails of another size."""
-    cache = caches.take_slots(caches.resize_tails(rows.cache, tail_size), slots)
-    per_slot = (rows.tokens, rows.done, rows.request_ids, rows.sample_ids)
-    tokens, done, request_ids, sample_ids = (x[slots] for x in per_slot)
-    return Rows(cache, tokens, done, request_ids, sample_ids)
+def reshape_rows(rows: Rows, slots: jax.Array, places: jax.Array, tail_size: int) -> Rows:
+    """Returns only the rows `places [n, G]` of `slots [n]`, with tails of another size."""
+    cache = caches.take_rows(caches.resize_tails(rows.cache, tail_size), slots, places)
+    per_row = (rows.tokens, rows.done, rows.request_ids, rows.sample_ids)
+    tokens, done, request_ids, sample_ids = (x[slots[:, None], places] for x in per_row)
+    return _by_slot(Rows(cache, tokens, done, request_ids, sample_ids))

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from memcalib_jax.models import ModelConfig
+from memcalib_jax.models.on_mesh import num_row_shards
+from memcalib_jax.models.stack import separate_layers
 from memcalib_jax.sampling.decode import (
     Request, admit, decode_block, reshape_rows, vacant_rows)
 from memcalib_jax.sampling.draw import Rule
@@ -50,6 +52,12 @@ class _Slot:
     log_probs: list[list[float]]
     live: list[bool]
 
+    def take(self, rows: list[int]) -> "_Slot":
+        """Returns the slot with only `rows`, in that order; those that hold no sample come last."""
+        rows = [row for row in rows if row < len(self.sample_ids)]
+        return _Slot(self.prompt, *([of_row[row] for row in rows] for of_row in (
+            self.sample_ids, self.tokens, self.log_probs, self.live)))
+
 
 def sample(params: dict, config: ModelConfig, prompts: Sequence[Sequence[int]], *,
            num_samples: int, max_tokens: int, key: jax.Array, temperature: float = 1.0,
@@ -81,8 +89,8 @@ def sample(params: dict, config: ModelConfig, prompts: Sequence[Sequence[int]], 
         one id draw the same numbers.
       on_finished: called as `on_finished(prompt_index, sample_index, sample)` as soon as a
         response has ended, between blocks of steps, while others still decode.
-      max_rows: most responses that decode at once. A prompt of more samples is split, and
-        prefilled once for each part.
+      max_rows: most responses that decode at once, on each device that rows are split over. A
+        prompt of more samples is split, and prefilled once for each part.
       on_token: called as `on_token(prompt_index, sample_index, token)` with every token of a
         response in order, between blocks of steps, the last before `on_finished`.
 
@@ -137,10 +145,15 @@ class _Run:
             for prompt in range(len(prompts))
             for start in range(0, num_samples, self.group_size))
         self.params, self.config, self.request = params, config, request
+        self.separate = separate_layers(params)
         self.prompts, self.request_ids = prompts, request_ids
         self.on_token = on_token
         self.longest_tail = _round_up(max_tokens, BLOCK_STEPS)
-        self.slots = [None] * min(len(self.waiting), max_rows // self.group_size)
+        # Slots are split over the devices of a mesh, each with its share of them.
+        self.shards = num_row_shards()
+        num_slots = _round_up(min(len(self.waiting), self.shards * (max_rows // self.group_size)),
+                              self.shards)
+        self.slots: list[_Slot | None] = [None] * num_slots
         self.tail_lengths = np.zeros(len(self.slots), np.int64)
         self.tail_size = self._tail_bucket(BLOCK_STEPS)
         self.rows = vacant_rows(
@@ -188,10 +201,10 @@ class _Run:
                 sample_ids[place, :len(samples)] = samples
             lengths = np.asarray([len(self.prompts[prompt]) for prompt, _ in chunk], np.int32)
             ids = np.asarray([self.request_ids[prompt] for prompt, _ in chunk], np.uint32)
-            self.rows, tokens, log_probs = admit(
+            self.rows, *drawn = admit(
                 self.params, self.config, self.rows, self.request, indices, prompts, lengths,
                 np.broadcast_to(ids[:, None], sample_ids.shape), sample_ids)
-            tokens, log_probs, done = jax.device_get((tokens, log_probs, self.rows.done))
+            tokens, log_probs, done = jax.device_get(drawn)
             for place, (index, (prompt, samples)) in enumerate(zip(indices, chunk)):
                 slot = _Slot(prompt, samples, [[] for _ in samples], [[] for _ in samples],
                              [True] * len(samples))
@@ -206,7 +219,7 @@ class _Run:
         count = size = 0
         for prompt, _ in list(self.waiting)[:room]:
             wider = max(size, _prompt_bucket(len(self.prompts[prompt])))
-            if count and (count + 1) * wider > PREFILL_TOKENS:
+            if count and (count + 1) * wider > PREFILL_TOKENS * self.shards:
                 break
             count, size = count + 1, wider
         count = 1 << (count.bit_length() - 1)
@@ -214,29 +227,33 @@ class _Run:
         return max(_prompt_bucket(len(self.prompts[prompt])) for prompt, _ in chunk), chunk
 
     def fit(self):
-        """Compacts to fewer slots once few are live; gives the tails room for the next block."""
+        """Compacts to fewer rows once few are live; gives the tails room for the next block."""
         live = self.live_slots()
         longest = int(max(self.tail_lengths[live]))
         tail_size = self._tail_bucket(longest + BLOCK_STEPS)
-        num_slots = len(self.slots)
-        while (half := -(-num_slots // 2)) >= len(live) and num_slots > 1 and (
-                half * self.group_size >= FEWEST_ROWS):
-            num_slots = half
-        if (num_slots, tail_size) == (len(self.slots), self.tail_size):
+        num_slots, group_size = len(self.slots), self.group_size
+        if not self.waiting:
+            each = _halved(num_slots // self.shards, len(live) / self.shards,
+                           FEWEST_ROWS / group_size)
+            num_slots = each * self.shards
+            most_live = max(sum(self.slots[i].live) for i in live)
+            group_size = _halved(group_size, most_live, FEWEST_ROWS / each)
+        if (num_slots, group_size, tail_size) == (
+                len(self.slots), self.group_size, self.tail_size):
             return
-        kept = list(range(len(self.slots)))
-        if num_slots < len(self.slots):
-            vacant = [i for i, slot in enumerate(self.slots) if slot is None]
-            kept = (live + vacant)[:num_slots]
-        self.rows = reshape_rows(self.rows, np.asarray(kept), tail_size)
-        self.slots = [self.slots[i] for i in kept]
+        kept = sorted(range(len(self.slots)), key=lambda i: self.slots[i] is None)[:num_slots]
+        slots = [self.slots[i] for i in kept]
+        places = [_live_first(slot, self.group_size)[:group_size] for slot in slots]
+        self.rows = reshape_rows(self.rows, np.asarray(kept), np.asarray(places), tail_size)
+        self.slots = [slot and slot.take(rows) for slot, rows in zip(slots, places)]
         self.tail_lengths, self.tail_size = self.tail_lengths[kept], tail_size
+        self.group_size = group_size
 
     def decode(self, finish):
         """Decodes one block and hands out the responses that ended in it."""
         self.rows, *drawn = decode_block(
-            self.params, self.config, self.rows, self.request, BLOCK_STEPS)
-        tokens, log_probs, drawn, done = jax.device_get((*drawn, self.rows.done))
+            self.separate, self.config, self.rows, self.request, BLOCK_STEPS)
+        tokens, log_probs, drawn, done = jax.device_get(drawn)
         for i in self.live_slots():
             slot = self.slots[i]
             for row in range(len(slot.sample_ids)):
@@ -245,6 +262,19 @@ class _Run:
                                 float(log_probs[step, i, row]))
         self.tail_lengths += BLOCK_STEPS
         self._release(done, finish)
+
+
+def _halved(size, needed, fewest):
+    """Returns `size` halved, rounding up, while it holds `needed` and is at least `fewest`."""
+    while size > 1 and (half := -(-size // 2)) >= max(needed, fewest):
+        size = half
+    return size
+
+
+def _live_first(slot, group_size):
+    """Returns the rows of a slot, those that decode before those that ended or hold nothing."""
+    live = slot.live if slot else []
+    return sorted(range(group_size), key=lambda row: row >= len(live) or not live[row])
 
 
 def _round_up(size, multiple):

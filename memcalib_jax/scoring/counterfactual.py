@@ -5,13 +5,17 @@ import functools
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
+from memcalib_jax.models.attention import over_bins
 from memcalib_jax.models.config import ModelConfig
 from memcalib_jax.models.delta_net import CHUNK
 from memcalib_jax.models.layers import head_matrix
-from memcalib_jax.models.packed import hidden_states
+from memcalib_jax.models.on_mesh import (
+    num_row_shards, on_shards, rows_spec, tensor_spec, varying, whole)
+from memcalib_jax.models.packed import hidden_states_and_load
+from memcalib_jax.scoring.bins import bin_sizes
 from memcalib_jax.scoring.log_probs import token_log_probs
 from memcalib_jax.scoring.packing import Packing, ScoredBatch, pack
 from memcalib_jax.scoring.prefix_tree import build_tree
@@ -40,18 +44,30 @@ class ScoringGroup:
 
 
 def batch_log_probs(params: dict, config: ModelConfig, batch: ScoredBatch,
-                    temperature: jax.Array | float = 1.0, *, remat: bool = False):
+                    temperature: jax.Array | float = 1.0, *, remat: str = "none"):
     """Returns log-probs and entropies of a packed batch's targets, float32 `[bins, M]`, nats.
 
     Values beyond a bin's `counts` are finite and without meaning. Differentiable in `params`;
-    `remat` recomputes each layer in the backward pass.
+    `remat` is one of `models.packed.REMAT`. The third is how many of the packed tokens
+    each expert of each layer got, float32 `[L, E]`, None for a model without experts.
     """
-    hidden = hidden_states(params, config, batch.packed, remat=remat)
-    chosen = jnp.take_along_axis(hidden, batch.sources[..., None], axis=1)
-    log_probs, entropy = token_log_probs(
-        chosen.reshape(-1, chosen.shape[-1]), head_matrix(params),
-        batch.targets.reshape(-1), temperature)
-    return log_probs.reshape(batch.targets.shape), entropy.reshape(batch.targets.shape)
+    hidden, load = hidden_states_and_load(params, config, batch.packed, remat=remat)
+    head = head_matrix(params)
+    bins, vocabulary = rows_spec(hidden.shape[0]), tensor_spec(head.shape[0])
+
+    def local(head, *rows):
+        head = varying(head, bins)
+
+        def one_bin(hidden, sources, targets, count):
+            return token_log_probs(hidden[sources], head, targets, temperature, count=count,
+                                   axis_name=vocabulary)
+
+        return over_bins(one_bin, *rows)
+
+    rows = PartitionSpec(bins)
+    local = on_shards(local, (PartitionSpec(vocabulary), rows, rows, rows, rows), rows)
+    log_probs, entropy = local(head, hidden, batch.sources, batch.targets, batch.counts)
+    return whole(log_probs), whole(entropy), load
 
 
 score_batch = functools.partial(jax.jit, static_argnames=("config", "remat"))(batch_log_probs)
@@ -69,13 +85,18 @@ def branch_multiple(config: ModelConfig) -> int:
     return CHUNK if config.delta else 1
 
 
-def pack_groups(groups: Sequence[ScoringGroup], *, bin_tokens: int = DEFAULT_BIN_TOKENS,
-                branch_multiple: int = 1) -> Packing:
-    """Packs every group's tree of distinct segments, cut as `branch_multiple` of the model says."""
-    return pack([build_tree(group.prompts, group.responses, group.pairs,
-                            position_offsets=group.position_offsets,
-                            branch_multiple=branch_multiple) for group in groups],
-                bin_tokens=bin_tokens)
+def pack_groups(config: ModelConfig, groups: Sequence[ScoringGroup], sizes: Sequence[int], *,
+                keep_repeats: bool = False) -> Packing:
+    """Packs every group's tree of distinct segments as the model needs it.
+
+    `sizes` are as in `pack`, `keep_repeats` is as in `build_tree`. On a mesh each device that
+    rows are split over has a bin in every batch.
+    """
+    trees = [build_tree(group.prompts, group.responses, group.pairs,
+                        position_offsets=group.position_offsets,
+                        branch_multiple=branch_multiple(config), keep_repeats=keep_repeats)
+             for group in groups]
+    return pack(trees, sizes, num_bins=num_row_shards(), by_level=config.delta is not None)
 
 
 def score_counterfactuals(params: dict, config: ModelConfig, groups: Sequence[ScoringGroup], *,
@@ -90,7 +111,7 @@ def score_counterfactuals(params: dict, config: ModelConfig, groups: Sequence[Sc
       params, config: the model.
       groups: prompts, responses and the pairs wanted.
       temperature: positive; log-probs are of the distribution at this temperature.
-      bin_tokens: tokens of one device call's bin.
+      bin_tokens: about the most tokens of one device call's bin.
 
     Returns:
       For each group, one float32 array of the response's length a pair, in nats, in order.
@@ -101,7 +122,7 @@ def score_counterfactuals(params: dict, config: ModelConfig, groups: Sequence[Sc
     check_temperature(temperature)
     if not any(len(group.pairs) for group in groups):
         return [[] for _ in groups]
-    packing = pack_groups(groups, bin_tokens=bin_tokens, branch_multiple=branch_multiple(config))
+    packing = pack_groups(config, groups, bin_sizes(bin_tokens))
     return score_packing(params, config, packing, temperature)
 
 

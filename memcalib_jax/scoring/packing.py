@@ -9,6 +9,7 @@ from flax import struct
 
 from memcalib_jax.models.attention import Segments
 from memcalib_jax.models.packed import Packed
+from memcalib_jax.scoring.bins import Bin, fill, segment_room
 from memcalib_jax.scoring.prefix_tree import Tree
 
 
@@ -47,14 +48,20 @@ class Packing:
     tree_tokens: int
     padded_tokens: int
 
+    @property
+    def bin_size(self) -> int:
+        """Tokens of a bin, padding included."""
+        return self.batches[0].packed.tokens.shape[1]
+
     def rows(self, values: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
-        """Cuts per-batch values `[bins, M]` into one array of the response's length a pair."""
+        """Cuts per-batch `[bins, M, ...]` into one array of the response's length a pair."""
         return [[values[batch][row, offset:offset + length]
                  for batch, row, offset, length in pairs] for pairs in self.places]
 
     def batched(self, rows: Sequence[Sequence[np.ndarray]], dtype=np.float32) -> list[np.ndarray]:
-        """Lays one array a pair out as per-batch `[bins, M]`; 0 elsewhere."""
-        values = [np.zeros(batch.targets.shape, dtype) for batch in self.batches]
+        """Lays one array `[length, ...]` a pair out as per-batch `[bins, M, ...]`; 0 elsewhere."""
+        more = next((row.shape[1:] for tree_rows in rows for row in tree_rows), ())
+        values = [np.zeros((*batch.targets.shape, *more), dtype) for batch in self.batches]
         for tree_rows, pairs in zip(rows, self.places, strict=True):
             for row, (batch, bin_, offset, length) in zip(tree_rows, pairs, strict=True):
                 values[batch][bin_, offset:offset + length] = row
@@ -68,62 +75,30 @@ def bucket(size: int, smallest: int = 1) -> int:
     return smallest * (power * 3 // 4 if power >= 4 and unit <= power * 3 // 4 else power)
 
 
-class _Bin:
-    """Segments laid end to end; an ancestor that a bin lacks is laid there again."""
+def pack(trees: Sequence[Tree], sizes: Sequence[int], *, num_bins: int = 1,
+         by_level: bool = False) -> Packing:
+    """Packs trees into batches of `num_bins` bins of one size.
 
-    def __init__(self):
-        self.starts: dict[tuple[int, int], int] = {}
-        self.size = 0
+    The bins' size says the shape of every array, so that a program serves all batches of a size.
 
-    def lacking(self, trees, tree: int, leaf: int) -> list[int]:
-        """Returns the segments that the leaf needs and the bin lacks, ancestors first."""
-        ancestors = [index for index, _ in trees[tree].segments[leaf].ancestors]
-        return [index for index in (*ancestors, leaf) if (tree, index) not in self.starts]
-
-    def add(self, trees, tree: int, indices: Sequence[int]):
-        for index in indices:
-            self.starts[tree, index] = self.size
-            self.size += len(trees[tree].segments[index].tokens)
-
-
-def fill_bins(trees: Sequence[Tree], bin_tokens: int) -> list[_Bin]:
-    """Fills bins with whole responses and what they need, in the trees' order.
-
-    A response that does not fit with its ancestors into what a bin has left opens the next
-    bin; one that exceeds `bin_tokens` by itself gets a bin of its own.
+    Args:
+      trees: what to pack.
+      sizes: the sizes that bins may have, ascending; see `bin_sizes`.
+      num_bins: bins of a device call.
+      by_level: group the segments by their level in the tree, ancestors first, with room that
+        follows the lengths, as delta net layers need. More shapes occur.
     """
-    bins = [_Bin()]
-    for tree, content in enumerate(trees):
-        for leaf in _depth_first(content):
-            lacking = bins[-1].lacking(trees, tree, leaf)
-            size = sum(len(content.segments[index].tokens) for index in lacking)
-            if bins[-1].size and bins[-1].size + size > bin_tokens:
-                bins.append(_Bin())
-                lacking = bins[-1].lacking(trees, tree, leaf)
-            bins[-1].add(trees, tree, lacking)
-    return bins
-
-
-def _depth_first(tree: Tree) -> list[int]:
-    """Returns the distinct leaves, those under one prompt side by side."""
-    return sorted(set(tree.leaves), key=lambda leaf: (tree.segments[leaf].ancestors, leaf))
-
-
-def pack(trees: Sequence[Tree], *, bin_tokens: int, num_bins: int = 1) -> Packing:
-    """Packs trees into batches of `num_bins` bins of about `bin_tokens` tokens.
-
-    All batches share one shape, rounded up to few sizes, so that one program serves them all
-    and seldom a new one is needed.
-    """
-    bins = fill_bins(trees, bin_tokens)
-    bins += [_Bin() for _ in range(-len(bins) % num_bins)]
-    shape = _Shape.of(trees, bins)
-    batches = [_batch(trees, bins[first:first + num_bins], shape)
-               for first in range(0, len(bins), num_bins)]
-    where = {}
+    size, bins = fill(trees, sizes, num_bins)
+    lay_out = _levels if by_level else _one_group
+    segments = lay_out(trees, bins, size)
+    batches, where = [], {}
+    for first in range(0, len(bins), num_bins):
+        chosen = slice(first, first + num_bins)
+        batches.append(_batch(trees, bins[chosen], size,
+                              jax.tree.map(lambda x: x[chosen], segments)))
     for index, content in enumerate(bins):
         offset = 0
-        for tree, leaf in _leaves_in(trees, content):
+        for tree, leaf in content.leaves:
             length = len(trees[tree].segments[leaf].tokens)
             where[tree, leaf] = (index // num_bins, index % num_bins, offset, length)
             offset += length
@@ -133,64 +108,12 @@ def pack(trees: Sequence[Tree], *, bin_tokens: int, num_bins: int = 1) -> Packin
                 for tree, content in enumerate(trees)],
         dense_tokens=sum(tree.dense_tokens for tree in trees),
         tree_tokens=sum(content.size for content in bins),
-        padded_tokens=len(bins) * shape.tokens)
+        padded_tokens=len(bins) * size)
 
 
-def _leaves_in(trees, content: _Bin):
-    """Yields the (tree, segment) of a bin's responses in the order of their places."""
-    leaves = [set(tree.leaves) for tree in trees]
-    return [(tree, index) for tree, index in content.starts if index in leaves[tree]]
-
-
-# Segments are grouped by their part in the tree: spines see nothing, variants see the spine,
-# responses see a spine and maybe a variant.
-_SPINE, _VARIANT, _RESPONSE = range(3)
-
-
-def _parts(trees, content: _Bin) -> list[list[tuple[int, int]]]:
-    parts = [[], [], []]
-    leaves = set(_leaves_in(trees, content))
-    for tree, index in content.starts:
-        ancestors = trees[tree].segments[index].ancestors
-        part = _RESPONSE if (tree, index) in leaves else _VARIANT if ancestors else _SPINE
-        parts[part].append((tree, index))
-    return parts
-
-
-@dataclasses.dataclass(frozen=True)
-class _Shape:
-    """Static sizes that fit every bin: tokens, targets and (count, query, context) a part."""
-
-    tokens: int
-    targets: int
-    parts: tuple[tuple[int, int, int], ...]
-
-    @classmethod
-    def of(cls, trees, bins):
-        counts, queries, contexts, targets = [0] * 3, [0] * 3, [0] * 3, 0
-        for content in bins:
-            parts = _parts(trees, content)
-            targets = max(targets, sum(
-                len(trees[t].segments[i].tokens) for t, i in parts[_RESPONSE]))
-            for part, members in enumerate(parts):
-                segments = [trees[t].segments[i] for t, i in members]
-                counts[part] = max(counts[part], len(segments))
-                queries[part] = max([queries[part], *(len(s.tokens) for s in segments)])
-                contexts[part] = max([contexts[part], *(s.context for s in segments)])
-        return cls(
-            tokens=bucket(max(content.size for content in bins), 256),
-            targets=bucket(targets, 128),
-            parts=tuple(
-                (bucket(count), bucket(query, 16), bucket(context, 64) if context else 0)
-                if count else (0, 0, 0)
-                for count, query, context in zip(counts, queries, contexts)))
-
-
-def _batch(trees, bins: Sequence[_Bin], shape: _Shape) -> ScoredBatch:
-    tokens = np.zeros((len(bins), shape.tokens), np.int32)
-    positions = np.zeros_like(tokens)
-    sources = np.zeros((len(bins), shape.targets), np.int32)
-    targets = np.zeros_like(sources)
+def _batch(trees, bins: Sequence[Bin], size: int, segments) -> ScoredBatch:
+    shape = len(bins), size
+    tokens, positions, sources, targets = (np.zeros(shape, np.int32) for _ in range(4))
     counts = np.zeros(len(bins), np.int32)
     for row, content in enumerate(bins):
         for (tree, index), start in content.starts.items():
@@ -198,7 +121,7 @@ def _batch(trees, bins: Sequence[_Bin], shape: _Shape) -> ScoredBatch:
             place = slice(start, start + len(segment.tokens))
             tokens[row, place] = segment.tokens
             positions[row, place] = segment.position + np.arange(len(segment.tokens))
-        for tree, leaf in _leaves_in(trees, content):
+        for tree, leaf in content.leaves:
             segment = trees[tree].segments[leaf]
             start = content.starts[tree, leaf]
             parent, seen = segment.ancestors[-1]
@@ -207,27 +130,49 @@ def _batch(trees, bins: Sequence[_Bin], shape: _Shape) -> ScoredBatch:
             sources[row, counts[row]] = content.starts[tree, parent] + seen - 1
             targets[row, place] = segment.tokens
             counts[row] += len(segment.tokens)
-    packed = Packed(tokens, positions, _layout(trees, bins, shape))
-    return ScoredBatch(packed, sources, targets, counts)
+    return ScoredBatch(Packed(tokens, positions, segments), sources, targets, counts)
 
 
-def _layout(trees, bins: Sequence[_Bin], shape: _Shape) -> tuple[Segments, ...]:
+# Spines see nothing, variants and responses under the full prompt see the spine, responses under
+# a variant see both.
+MOST_ANCESTORS = 2
+
+
+def _one_group(trees, bins: Sequence[Bin], size: int) -> tuple[Segments, ...]:
+    members = [list(content.starts) for content in bins]
+    return (_segments(trees, bins, members, segment_room(size), size),)
+
+
+def _levels(trees, bins: Sequence[Bin], size: int) -> tuple[Segments, ...]:
+    """Groups spines, variants and responses: a segment's ancestors are in earlier groups."""
+    def level(tree, index):
+        if (tree, index) in leaves:
+            return 2
+        return 1 if trees[tree].segments[index].ancestors else 0
+
+    leaves = {leaf for content in bins for leaf in content.leaves}
     groups = []
-    for part, (count, query_size, context_size) in enumerate(shape.parts):
-        if not count:
-            continue
-        start = np.zeros((len(bins), count), np.int32)
-        length = np.zeros_like(start)
-        ancestor_start = np.zeros((len(bins), count, max(part, 1)), np.int32)
-        ancestor_length = np.zeros_like(ancestor_start)
-        for row, content in enumerate(bins):
-            for column, (tree, index) in enumerate(_parts(trees, content)[part]):
-                segment = trees[tree].segments[index]
-                start[row, column] = content.starts[tree, index]
-                length[row, column] = len(segment.tokens)
-                for level, (ancestor, seen) in enumerate(segment.ancestors):
-                    ancestor_start[row, column, level] = content.starts[tree, ancestor]
-                    ancestor_length[row, column, level] = seen
-        groups.append(Segments(start, length, ancestor_start, ancestor_length,
-                               query_size=query_size, context_size=context_size))
+    for number in range(3):
+        members = [[key for key in content.starts if level(*key) == number] for content in bins]
+        lengths = [len(trees[tree].segments[index].tokens)
+                   for keys in members for tree, index in keys]
+        if lengths:
+            groups.append(_segments(trees, bins, members, bucket(max(map(len, members))),
+                                    bucket(max(lengths), 16)))
     return tuple(groups)
+
+
+def _segments(trees, bins, members, room: int, query_size: int) -> Segments:
+    start = np.zeros((len(bins), room), np.int32)
+    length = np.zeros_like(start)
+    ancestor_start = np.zeros((len(bins), room, MOST_ANCESTORS), np.int32)
+    ancestor_length = np.zeros_like(ancestor_start)
+    for row, (content, keys) in enumerate(zip(bins, members, strict=True)):
+        for column, (tree, index) in enumerate(keys):
+            segment = trees[tree].segments[index]
+            start[row, column] = content.starts[tree, index]
+            length[row, column] = len(segment.tokens)
+            for level, (ancestor, seen) in enumerate(segment.ancestors):
+                ancestor_start[row, column, level] = content.starts[tree, ancestor]
+                ancestor_length[row, column, level] = seen
+    return Segments(start, length, ancestor_start, ancestor_length, query_size=query_size)

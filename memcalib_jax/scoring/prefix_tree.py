@@ -39,7 +39,7 @@ class Tree:
     Attributes:
       segments: the distinct segments.
       leaves: for each pair, in the order given, the index of its response's segment. Equal
-        pairs share a leaf.
+        pairs share a leaf, unless they were to be kept.
       dense_tokens: tokens that scoring every pair as a row of its own would forward.
     """
 
@@ -63,7 +63,7 @@ def common_prefix(first: np.ndarray, second: np.ndarray) -> int:
 def build_tree(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]],
                pairs: Sequence[tuple[int, int]], *,
                position_offsets: Sequence[int] | None = None,
-               branch_multiple: int = 1) -> Tree:
+               branch_multiple: int = 1, keep_repeats: bool = False) -> Tree:
     """Builds the tree of the pairs' distinct segments.
 
     Args:
@@ -74,6 +74,8 @@ def build_tree(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[in
         shares nothing with others.
       branch_multiple: variants leave the spine at multiples of this many tokens, where the model
         has a state to fork. A repeated prompt is shared whole.
+      keep_repeats: give equal pairs a response segment each, where what is done with their
+        values differs, as a loss does.
 
     Raises:
       ValueError: an empty prompt or response, or an index out of range.
@@ -106,16 +108,16 @@ def build_tree(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[in
             return Segment(tokens, offsets[index], ())
         return Segment(tokens[shared:], offsets[0] + shared, ((prompt_segment(0), shared),))
 
-    def leaf_segment(prompt: int, response: int) -> int:
+    def leaf_segment(pair: int, prompt: int, response: int) -> int:
         parent = prompt_segment(prompt)
-        key = (parent, responses[response].tobytes())
+        key = (parent, pair if keep_repeats else responses[response].tobytes())
         if key not in leaf_segments:
             seen = (*segments[parent].ancestors, (parent, len(segments[parent].tokens)))
             leaf_segments[key] = add(Segment(
                 responses[response], offsets[prompt] + len(prompts[prompt]), seen))
         return leaf_segments[key]
 
-    leaves = tuple(leaf_segment(prompt, response) for prompt, response in pairs)
+    leaves = tuple(leaf_segment(i, *pair) for i, pair in enumerate(pairs))
     dense = sum(len(prompts[p]) + len(responses[r]) for p, r in pairs)
     return Tree(tuple(segments), leaves, dense)
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_models import random_params
 
 from memcalib_jax.models import ModelConfig, layers, logits
 from memcalib_jax.models.config import Experts
@@ -35,13 +36,6 @@ PROMPT_LENGTHS = np.array([1, 9, 30, 5])
 PROMPT_SIZE, STEPS = 30, 200
 
 
-def random_params(config):
-    random = np.random.RandomState(3)
-    return jax.tree.map(
-        lambda shape: random.standard_normal(shape).astype(np.float32) * 0.4,
-        config.parameter_shapes(), is_leaf=lambda x: isinstance(x, tuple))
-
-
 @functools.partial(jax.jit, static_argnames="config")
 def forced_and_decoded(params, config, rows, prompt_lengths):
     """Returns logits of whole rows, and of their last `STEPS` tokens fed one by one."""
@@ -66,7 +60,7 @@ def forced_and_decoded(params, config, rows, prompt_lengths):
 def test_two_hundred_steps_equal_the_forward(config):
     rows = np.random.RandomState(2).randint(
         0, config.vocab_size, (len(PROMPT_LENGTHS), PROMPT_SIZE + STEPS)).astype(np.int32)
-    whole, decoded = forced_and_decoded(random_params(config), config, rows, PROMPT_LENGTHS)
+    whole, decoded = forced_and_decoded(random_params(config, seed=3), config, rows, PROMPT_LENGTHS)
     for length, forced, ours in zip(PROMPT_LENGTHS, whole, decoded, strict=True):
         forced = jax.nn.log_softmax(forced[length:length + STEPS])
         assert forced.std(axis=0).mean() > 0.2

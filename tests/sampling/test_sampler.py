@@ -221,15 +221,15 @@ def test_a_long_response_does_not_hold_back_waiting_prompts(small_model):
     assert finished.index(2) < last_of_longest
 
 
-def test_few_live_prompts_move_together_without_a_trace(small_model, monkeypatch):
+def test_few_live_rows_move_together_without_a_trace(small_model, monkeypatch):
     expected = draw_samples(small_model)
     sizes = []
     monkeypatch.setattr(sampler, "FEWEST_ROWS", 1)
-    monkeypatch.setattr(sampler, "reshape_rows", lambda rows, slots, tail_size: (
-        sizes.append(len(slots)), reshape_rows(rows, slots, tail_size))[1])
+    monkeypatch.setattr(sampler, "reshape_rows", lambda rows, slots, places, tail_size: (
+        sizes.append(places.shape), reshape_rows(rows, slots, places, tail_size))[1])
     assert tokens_of(draw_samples(small_model, stop_ids=STOP_IDS)) == tokens_of(expected)
     free = draw_samples(small_model, max_tokens=100, stop_ids=range(8))
-    assert sizes and min(sizes) < 5
+    assert min(slots for slots, _ in sizes) < 5 and min(group for _, group in sizes) < 3
     assert_log_probs(small_model, PROMPTS, free, 1.0, 3e-5, size=128)
 
 

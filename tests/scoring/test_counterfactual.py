@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_models import random_params
 
 from memcalib_jax.models import ModelConfig, logits
 from memcalib_jax.scoring import ScoringGroup, score_counterfactuals, score_dense
@@ -10,14 +11,7 @@ CONFIG = ModelConfig("qwen3", 61, 32, 48, 3, 4, 2, 8, attention_bias=True, qk_no
                      tie_embeddings=False)
 
 
-def random_params(config, scale=0.3):
-    leaves, tree = jax.tree.flatten(config.parameter_shapes(),
-                                    is_leaf=lambda x: isinstance(x, tuple))
-    rng = np.random.default_rng(0)
-    return tree.unflatten([jnp.asarray(rng.normal(size=s) * scale, jnp.float32) for s in leaves])
-
-
-PARAMS = random_params(CONFIG)
+PARAMS = random_params(CONFIG, scale=0.3)
 
 
 def random_group(seed, shift=0):

@@ -8,7 +8,8 @@ import pytest
 
 from memcalib_jax.models.delta_net import CHUNK
 from memcalib_jax.scoring import ScoringGroup, score_counterfactuals, score_dense
-from memcalib_jax.scoring.counterfactual import branch_multiple, pack_groups
+from memcalib_jax.scoring.bins import bin_sizes
+from memcalib_jax.scoring.counterfactual import pack_groups
 
 DENSE = hybrid_models.CONFIG
 SPARSE = dataclasses.replace(DENSE, family="qwen3_5_moe", experts=hybrid_models.EXPERTS)
@@ -29,7 +30,7 @@ def random_group(seed):
                          ids=["one bin", "several bins", "experts"])
 def test_shared_equals_dense(config, bin_tokens):
     params, groups = hybrid_models.random_params(config), [random_group(1), random_group(2)]
-    packing = pack_groups(groups, branch_multiple=branch_multiple(config))
+    packing = pack_groups(config, groups, bin_sizes(8192))
     assert packing.tree_tokens < 0.5 * packing.dense_tokens
     scored = score_counterfactuals(params, config, groups, bin_tokens=bin_tokens)
     for group, rows in zip(groups, scored, strict=True):

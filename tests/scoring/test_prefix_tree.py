@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from memcalib_jax.scoring.bins import bin_sizes
 from memcalib_jax.scoring.packing import bucket, pack
 from memcalib_jax.scoring.prefix_tree import build_tree, common_prefix
 
@@ -54,6 +55,12 @@ def test_equal_prompts_and_equal_pairs_are_one():
     assert tree.leaves == (1, 1, 1, 1)
 
 
+def test_equal_pairs_are_kept_apart_where_asked():
+    tree = build_tree([[1, 2], [1, 2]], [[7], [7]], [(0, 0), (0, 1), (1, 0)], keep_repeats=True)
+    assert len(set(tree.leaves)) == 3 and len(tree.segments) == 4
+    assert {tree.segments[leaf].ancestors for leaf in tree.leaves} == {((0, 2),)}
+
+
 def test_shifted_twin_shares_nothing():
     tree = build_tree([[1, 2], [1, 2]], [[5]], [(0, 0), (1, 0)], position_offsets=[0, 10])
     assert tree.tokens == 6
@@ -100,7 +107,7 @@ def random_trees(count=6):
 @pytest.mark.parametrize("num_bins", [1, 3])
 def test_every_pair_has_its_own_targets_once(bin_tokens, num_bins):
     trees = random_trees()
-    packing = pack(trees, bin_tokens=bin_tokens, num_bins=num_bins)
+    packing = pack(trees, bin_sizes(bin_tokens), num_bins=num_bins)
     assert {batch.targets.shape for batch in packing.batches} == {packing.batches[0].targets.shape}
     taken = [np.zeros(batch.targets.shape, int) for batch in packing.batches]
     for tree, places in zip(trees, packing.places, strict=True):
@@ -115,19 +122,19 @@ def test_every_pair_has_its_own_targets_once(bin_tokens, num_bins):
     assert max(t.max() for t in taken) == 1
 
 
-def test_a_bin_is_only_larger_than_asked_for_one_response():
+def test_small_bins_repeat_ancestors():
     trees = random_trees()
-    packing = pack(trees, bin_tokens=64)
+    packing = pack(trees, bin_sizes(64))
     filled = [int(batch.packed.segments[0].length.sum()) for batch in packing.batches]
     assert len(packing.batches) > len(trees)
-    assert max(filled) == 30  # one spine a bin
-    assert packing.tree_tokens > sum(tree.tokens for tree in trees)  # spines are laid again
-    assert packing.padded_tokens >= packing.tree_tokens
+    assert max(filled) <= packing.bin_size <= 64
+    assert sum(filled) == packing.tree_tokens > sum(tree.tokens for tree in trees)
+    assert packing.padded_tokens == len(filled) * packing.bin_size
 
 
 def test_rows_and_batched_are_inverse():
     trees = random_trees()
-    packing = pack(trees, bin_tokens=100)
+    packing = pack(trees, bin_sizes(100))
     rng = np.random.default_rng(0)
     rows = [[rng.normal(size=len(tree.segments[leaf].tokens)).astype(np.float32)
              for leaf in tree.leaves] for tree in trees]
