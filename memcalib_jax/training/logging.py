@@ -8,21 +8,7 @@ import time
 
 import tensorboardX
 
-
-def write_atomically(path: pathlib.Path, data: bytes):
-    """Writes a file so that it is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
-def write_json(path: pathlib.Path, value):
-    """Writes one JSON document, indented, whole or not at all."""
-    write_atomically(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+from memcalib_jax.files import write_atomically
 
 
 class RunLog:

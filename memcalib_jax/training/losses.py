@@ -34,14 +34,8 @@ class ObjectiveSums:
     entropy: jax.Array
     tokens: jax.Array
 
-    @classmethod
-    def zeros(cls) -> "ObjectiveSums":
-        return cls(*(jnp.zeros((), jnp.float32) for _ in range(8)))
-
     def __add__(self, other: "ObjectiveSums") -> "ObjectiveSums":
-        total = jax.tree.map(jnp.add, self, other)
-        return total.replace(
-            max_ratio_error=jnp.maximum(self.max_ratio_error, other.max_ratio_error))
+        return added(self, other)
 
     def averages(self) -> dict[str, float]:
         """Returns the token means under metric names, and the largest ratio error."""
@@ -55,6 +49,12 @@ class ObjectiveSums:
             "loss/max_ratio_error": float(self.max_ratio_error),
             "loss/entropy": float(self.entropy) / tokens,
         }
+
+
+def added(first, second):
+    """Returns the sums of two parts of one kind; of `max_ratio_error` the larger."""
+    total = jax.tree.map(jnp.add, first, second)
+    return total.replace(max_ratio_error=jnp.maximum(first.max_ratio_error, second.max_ratio_error))
 
 
 def policy_objective(log_probs: jax.Array, old_log_probs: jax.Array,

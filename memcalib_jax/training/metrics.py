@@ -63,9 +63,9 @@ def localization_metrics(assigned: Credit, scores: Counterfactuals,
     result = {
         "credit/noise_floor": scores.noise,
         "credit/pairs_scored": float(scores.scored_P_G_C.sum()),
-        "credit/dense_tokens": float(scores.dense_tokens),
-        "credit/tree_tokens": float(scores.tree_tokens),
-        "credit/padded_tokens": float(scores.padded_tokens),
+        "credit/dense_tokens": float(scores.packing.dense_tokens),
+        "credit/tree_tokens": float(scores.packing.tree_tokens),
+        "credit/padded_tokens": float(scores.packing.padded_tokens),
         "credit/rms": float(diagnostics.rms),
     }
     fallback = np.where(levels.valid_P_G[..., None], diagnostics.fallback, -1)
@@ -78,6 +78,24 @@ def localization_metrics(assigned: Credit, scores: Counterfactuals,
             if outcome != "no_atoms":
                 result[f"credit/{name}/{outcome}"] = float((codes == code).sum()) / triggered
     return result
+
+
+def router_metrics(load_L_E: np.ndarray) -> dict[str, float]:
+    """Returns how evenly routers spread tokens over experts, each figure a mean over layers.
+
+    `load_max` is the busiest expert's load over the mean load (1 where even, E / k at most),
+    `load_entropy` the entropy of the loads in nats (log E where even), and `unused` the share of
+    experts that no token chose.
+
+    Args:
+      load_L_E: float `[L, E]`, tokens that each expert of each layer got; every layer some.
+    """
+    load = np.asarray(load_L_E, np.float64)
+    shares = load / load.sum(axis=1, keepdims=True)
+    entropy = -(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(axis=1)
+    return {"router/load_max": float(shares.max(axis=1).mean() * load.shape[1]),
+            "router/load_entropy": float(entropy.mean()),
+            "router/unused": float((load == 0).mean())}
 
 
 def time_metrics(watch: Stopwatch, rollouts: Rollouts) -> dict[str, float]:

@@ -8,23 +8,34 @@ import jax
 import numpy as np
 
 from memcalib_jax.credit import CreditConfig
-from memcalib_jax.scoring.counterfactual import score_batch
-from memcalib_jax.scoring.packing import Packing, pack
-from memcalib_jax.scoring.prefix_tree import build_tree
+from memcalib_jax.evaluation.trace import Trace
+from memcalib_jax.scoring import ScoringGroup
+from memcalib_jax.scoring.counterfactual import pack_groups, score_batch
+from memcalib_jax.scoring.packing import Packing
 from memcalib_jax.training import metrics
 from memcalib_jax.training.advantages import (
     Credit,
+    ScoringConfig,
     judged_levels,
     localized_credit,
+    pairs_to_score,
     response_mask,
     score_channels,
+    sentence_ids_of,
+    stop_mask,
     uniform_credit,
 )
+from memcalib_jax.training.bin_sizes import BinSizes, UsedSizes
 from memcalib_jax.training.judging import JudgePool
 from memcalib_jax.training.rollouts import Policy, Prompt, Rollouts, SamplingConfig, roll_out
 from memcalib_jax.training.state import Frozen, OptimizerConfig, TrainState, matrices_in
+from memcalib_jax.training.sharing import check_sharing
 from memcalib_jax.training.stopwatch import Stopwatch
-from memcalib_jax.training.update import ObjectiveConfig, PolicyBatch, update
+from memcalib_jax.training.trace import make_trace
+from memcalib_jax.training.update import ObjectiveConfig, PolicyBatch, averaged, update
+
+# Which closed gates are scored draws from a key that no request's samples use.
+_GATE_FOLD = 2**32 - 1
 
 
 class NoValidResponse(RuntimeError):
@@ -41,10 +52,10 @@ class StepConfig:
       sampling: how responses are drawn.
       objective, optimizer: constants of the update.
       mini_batch_size: responses of an optimizer step, a multiple of the group size.
-      representation: how prompts word their memories, "atomic" or "fluent".
-      scoring_dtype: dtype of the products in the counterfactual pass.
-      bin_tokens: tokens of one device call's bin.
+      scoring: how counterfactuals are scored.
+      bin_tokens: about the most tokens of one device call's bin.
       max_failed_judgments: share of failed judge calls above which the run stops.
+      trace: keep what explains each token's advantage.
     """
 
     method: str
@@ -53,34 +64,44 @@ class StepConfig:
     objective: ObjectiveConfig
     optimizer: OptimizerConfig
     mini_batch_size: int
-    representation: str = "atomic"
-    scoring_dtype: str = "bfloat16"
+    scoring: ScoringConfig = ScoringConfig()
     bin_tokens: int = 8192
     max_failed_judgments: float = 0.5
+    trace: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """The state after a step, its metrics and one JSON-able row a response."""
+    """The state after a step, its metrics, one JSON-able row a response, and the bins' sizes.
+
+    `trace` explains the advantages; None where the settings want none.
+    """
 
     state: TrainState
     metrics: dict[str, float]
     rows: list[dict]
+    bin_sizes: UsedSizes
+    trace: Trace | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class _MiniBatch:
-    """Some prompts' trees in the training layout, with old and reference log-probs."""
+    """Some prompts' trees in the training layout, with old and reference log-probs.
+
+    The router's load is that of the old policy, None for a model without experts.
+    """
 
     prompts: range
     packing: Packing
     old: list[jax.Array]
     reference: list[jax.Array]
+    router_load: list[jax.Array | None]
 
 
 def train_step(state: TrainState, reference_params: dict, policy: Policy,
                prompts: list[Prompt], key: jax.Array, judges: JudgePool,
-               settings: StepConfig, frozen: Frozen = Frozen(),
+               settings: StepConfig, frozen: Frozen = Frozen(), *,
+               sizes: BinSizes | None = None, verify_sharing: bool = False,
                on_phase: Callable[[str], None] | None = None) -> StepResult:
     """Samples, judges, assigns credit and updates.
 
@@ -93,11 +114,16 @@ def train_step(state: TrainState, reference_params: dict, policy: Policy,
       judges: where responses are judged.
       settings: what to do.
       frozen: what completes `state.params`.
+      sizes: sizes that bins may have; None: any that `settings.bin_tokens` allows.
+      verify_sharing: score the counterfactuals as dense rows too, and compare.
       on_phase: told the name of each phase as it begins.
 
     Raises:
       NoValidResponse: no response, or too few, got a judgment; says why, by reason.
+      SharingMismatch: shared and dense scores differ by more than rounding.
     """
+    sizes = sizes or BinSizes.of(settings.bin_tokens)
+    used = UsedSizes()
     watch = Stopwatch(on_phase)
     watch.phase("sample")
     params = frozen.combine(state.params)
@@ -106,7 +132,8 @@ def train_step(state: TrainState, reference_params: dict, policy: Policy,
     rollouts = roll_out(policy, prompts, settings.sampling, key, judges)
 
     watch.phase("old_and_reference")
-    batches = _mini_batches(policy, reference_params, rollouts, settings)
+    batches = _mini_batches(policy, reference_params, rollouts, settings, sizes.training)
+    used.training.update(batch.packing.bin_size for batch in batches)
     jax.block_until_ready([(batch.old, batch.reference) for batch in batches])
 
     watch.phase("judge_wait")
@@ -115,17 +142,31 @@ def train_step(state: TrainState, reference_params: dict, policy: Policy,
     _check_valid(judgments, settings.max_failed_judgments)
 
     mask = response_mask(rollouts, settings.sampling.max_tokens)
+    scores = sentences = stops = None
+    # The update reuses the state's memory.
+    thresholds = jax.device_get((state.thresholds, state.sentence_thresholds))
     if settings.method == "memcalib":
         watch.phase("counterfactual")
         scoring = dataclasses.replace(
-            policy, params=matrices_in(params, settings.scoring_dtype))
+            policy, params=matrices_in(params, settings.scoring.dtype))
+        wanted = pairs_to_score(levels, settings.credit, settings.scoring.closed_gate_fraction,
+                                jax.random.fold_in(key, _GATE_FOLD))
         scores = score_channels(
-            scoring, rollouts, levels, mode=settings.credit.mode,
-            temperature=settings.sampling.temperature, representation=settings.representation,
-            max_tokens=settings.sampling.max_tokens, bin_tokens=settings.bin_tokens)
+            scoring, rollouts, levels, wanted, settings.credit, settings.sampling,
+            settings.scoring.representation, sizes.scoring)
+        used.scoring.add(scores.packing.bin_size)
+        if verify_sharing:
+            watch.phase("verify_sharing")
+            check_sharing(scoring, scores, settings.sampling.temperature)
         watch.phase("credit")
-        assigned = localized_credit(levels, scores, mask, state.thresholds, settings.credit)
-        state = state.replace(thresholds=assigned.thresholds_C)
+        sentences = (sentence_ids_of(policy.tokenizer, rollouts, settings.sampling.max_tokens)
+                     if settings.credit.granularity == "sentence" else None)
+        stops = (stop_mask(rollouts, settings.sampling.max_tokens)
+                 if settings.credit.mode == "guarded" else None)
+        assigned = localized_credit(levels, scores, mask, state.thresholds, settings.credit,
+                                    sentences, state.sentence_thresholds, stops)
+        state = state.replace(thresholds=assigned.thresholds_C,
+                              sentence_thresholds=assigned.sentence_thresholds_C)
         measured = metrics.localization_metrics(assigned, scores, levels)
     else:
         watch.phase("credit")
@@ -136,34 +177,48 @@ def train_step(state: TrainState, reference_params: dict, policy: Policy,
     state, losses = _update(state, frozen, policy, batches, rollouts, levels.valid_P_G, assigned,
                             settings)
     state = state.replace(step=state.step + 1)
+    trace = None
+    if settings.trace:
+        watch.phase("trace")
+        trace = make_trace(int(state.step), settings.method, policy.tokenizer, rollouts, judgments,
+                           levels, assigned, scores, thresholds[0], settings.credit,
+                           losses["loss/entropy"], sentence_ids_P_G_T=sentences,
+                           sentence_thresholds_C=None if sentences is None else thresholds[1],
+                           stop_mask_P_G_T=stops)
     watch.phase(None)
     measured |= losses
     measured |= metrics.rollout_metrics(rollouts, levels, judgments)
     measured |= metrics.channel_metrics(assigned, levels, settings.credit)
     measured |= _sampler_gap(rollouts, batches)
+    if policy.config.experts:
+        measured |= metrics.router_metrics(
+            sum(load for batch in batches for load in jax.device_get(batch.router_load)))
     measured |= metrics.time_metrics(watch, rollouts)
-    return StepResult(state, measured, metrics.rollout_rows(rollouts, judgments, assigned))
+    return StepResult(state, measured, metrics.rollout_rows(rollouts, judgments, assigned), used,
+                      trace)
 
 
-def _mini_batches(policy, reference_params, rollouts: Rollouts, settings) -> list[_MiniBatch]:
-    size = settings.mini_batch_size // settings.sampling.num_samples
+def _mini_batches(policy, reference_params, rollouts: Rollouts, settings,
+                  bin_sizes) -> list[_MiniBatch]:
+    count = settings.mini_batch_size // settings.sampling.num_samples
     temperature = settings.sampling.temperature
     batches = []
-    for first in range(0, len(rollouts.prompts), size):
-        chosen = range(first, min(first + size, len(rollouts.prompts)))
-        packing = pack([_tree(rollouts, p) for p in chosen], bin_tokens=settings.bin_tokens)
-        old, reference = (
-            [score_batch(params, policy.config, batch, temperature)[0]
-             for batch in packing.batches]
+    for first in range(0, len(rollouts.prompts), count):
+        chosen = range(first, min(first + count, len(rollouts.prompts)))
+        packing = pack_groups(policy.config, [_group(rollouts, p) for p in chosen], bin_sizes,
+                              keep_repeats=True)
+        (old, _, load), (reference, _, _) = (
+            zip(*[score_batch(params, policy.config, batch, temperature)
+                  for batch in packing.batches])
             for params in (policy.params, reference_params))
-        batches.append(_MiniBatch(chosen, packing, old, reference))
+        batches.append(_MiniBatch(chosen, packing, list(old), list(reference), list(load)))
     return batches
 
 
-def _tree(rollouts: Rollouts, p: int):
+def _group(rollouts: Rollouts, p: int) -> ScoringGroup:
     responses = [sample.tokens for sample in rollouts.samples[p]]
-    return build_tree([rollouts.prompts[p].tokens], responses,
-                      [(0, g) for g in range(len(responses))])
+    return ScoringGroup([rollouts.prompts[p].tokens], responses,
+                        [(0, g) for g in range(len(responses))])
 
 
 def _check_valid(judgments, most_failed: float):
@@ -194,10 +249,7 @@ def _update(state, frozen, policy, batches, rollouts, valid_P_G, assigned: Credi
         state, measured = update(state, policy.config, micro, settings.objective,
                                  settings.optimizer, frozen)
         all_metrics.append(measured)
-    averaged = {name: float(np.mean([m[name] for m in all_metrics])) for name in all_metrics[0]}
-    # Only the first mini-batch meets the parameters that the old log-probs come from.
-    averaged["loss/first_ratio_error"] = all_metrics[0]["loss/max_ratio_error"]
-    return state, averaged
+    return state, averaged(all_metrics)
 
 
 def _sampler_gap(rollouts: Rollouts, batches: list[_MiniBatch]) -> dict[str, float]:

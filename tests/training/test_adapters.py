@@ -8,6 +8,7 @@ import pytest
 from memcalib_jax.models import ModelConfig
 from memcalib_jax.models.lora import LoraConfig, adapter_shapes, merge
 from memcalib_jax.scoring.counterfactual import score_batch
+from memcalib_jax.scoring.bins import bin_sizes
 from memcalib_jax.scoring.packing import pack
 from memcalib_jax.scoring.prefix_tree import build_tree
 from memcalib_jax.training.checkpoint import Checkpoints
@@ -34,7 +35,7 @@ def make_batches(params):
     prompts = [rng.integers(0, 37, n) for n in (7, 9)]
     responses = [[rng.integers(0, 37, n) for n in (4, 6, 3)] for _ in prompts]
     packing = pack([build_tree([prompt], row, [(0, g) for g in range(3)])
-                    for prompt, row in zip(prompts, responses)], bin_tokens=64)
+                    for prompt, row in zip(prompts, responses)], bin_sizes(64))
     advantages = [[rng.normal(size=len(r)).astype(np.float32) for r in row] for row in responses]
     masks = [[np.full(len(r), True) for r in row] for row in responses]
     old, reference = ([score_batch(tree, CONFIG, batch, 1.0)[0] for batch in packing.batches]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from memcalib_jax.judge import AtomJudgment, Judgment
-from memcalib_jax.training.jsonlines import DamagedFile
+from memcalib_jax.jsonlines import DamagedFile
 from memcalib_jax.training.judging import Journal
 
 VALID = Judgment((2, 0), True, None, (AtomJudgment("a", 2, "tea \ud83d", "why"),

@@ -3,8 +3,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_models import random_params
 
 from memcalib_jax.models import ModelConfig
+from memcalib_jax.scoring.bins import bin_sizes
 from memcalib_jax.scoring.counterfactual import score_batch
 from memcalib_jax.scoring.packing import pack
 from memcalib_jax.scoring.prefix_tree import build_tree
@@ -15,26 +17,24 @@ CONFIG = ModelConfig("llama", 53, 16, 24, 2, 4, 2, 8)
 OBJECTIVE = ObjectiveConfig(compute_dtype="float32", kl_weight=0.1)
 
 
-def random_params(seed=0, scale=0.3):
-    leaves, tree = jax.tree.flatten(CONFIG.parameter_shapes(),
-                                    is_leaf=lambda x: isinstance(x, tuple))
-    rng = np.random.default_rng(seed)
-    return tree.unflatten([jnp.asarray(rng.normal(size=s) * scale, jnp.float32) for s in leaves])
+PARAMS = random_params(CONFIG, scale=0.3)
+OTHER = random_params(CONFIG, scale=0.3, seed=1)
 
 
-PARAMS = random_params()
-OTHER = random_params(1)
+def make_batches(bin_tokens, *, invalid=(), num_bins=1, grouped=True, repeats=False):
+    """Three prompts with four ragged responses each; `invalid` lists (prompt, response).
 
-
-def make_batches(bin_tokens, *, invalid=(), num_bins=1, grouped=True):
-    """Three prompts with four ragged responses each; `invalid` lists (prompt, response)."""
+    With `repeats` the first two responses of each group are equal; their advantages are not.
+    """
     rng = np.random.default_rng(5)
     prompts = [rng.integers(0, 53, n) for n in (9, 14, 11)]
     responses = [[rng.integers(0, 53, n) for n in rng.integers(1, 12, 4)] for _ in prompts]
+    if repeats:
+        responses = [[row[0], row[0], *row[2:]] for row in responses]
     advantages = [[rng.normal(size=len(r)).astype(np.float32) for r in row] for row in responses]
     where = [(p, g) for p in range(3) for g in range(4)]
     if grouped:
-        trees = [build_tree([prompt], row, [(0, g) for g in range(4)])
+        trees = [build_tree([prompt], row, [(0, g) for g in range(4)], keep_repeats=True)
                  for prompt, row in zip(prompts, responses)]
         rows = advantages
         valid = [[(p, g) not in invalid for g in range(4)] for p in range(3)]
@@ -42,7 +42,7 @@ def make_batches(bin_tokens, *, invalid=(), num_bins=1, grouped=True):
         trees = [build_tree([prompts[p]], [responses[p][g]], [(0, 0)]) for p, g in where]
         rows = [[advantages[p][g]] for p, g in where]
         valid = [[(p, g) not in invalid] for p, g in where]
-    packing = pack(trees, bin_tokens=bin_tokens, num_bins=num_bins)
+    packing = pack(trees, bin_sizes(bin_tokens), num_bins=num_bins)
     old = [score_batch(PARAMS, CONFIG, batch, 1.0)[0] for batch in packing.batches]
     reference = [score_batch(OTHER, CONFIG, batch, 1.0)[0] for batch in packing.batches]
     masks = [[np.full(len(row), ok) for row, ok in zip(group, oks)]
@@ -66,6 +66,15 @@ def test_any_split_gives_the_same_gradient(bin_tokens, num_bins, grouped):
     assert_close(parts, whole)
     np.testing.assert_allclose(part_sums.loss, sums.loss, rtol=1e-5)
     assert float(part_sums.tokens) == float(sums.tokens)
+
+
+def test_equal_responses_each_have_their_own_advantage():
+    grouped, sums = gradient_sums(PARAMS, CONFIG, make_batches(8192, repeats=True), OBJECTIVE)
+    alone, alone_sums = gradient_sums(
+        PARAMS, CONFIG, make_batches(8192, repeats=True, grouped=False), OBJECTIVE)
+    assert_close(grouped, alone)
+    assert float(sums.tokens) == float(alone_sums.tokens)
+    np.testing.assert_allclose(sums.loss, alone_sums.loss, rtol=1e-5)
 
 
 def test_invalid_responses_leave_sum_and_count():
