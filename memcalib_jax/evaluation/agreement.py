@@ -1,5 +1,7 @@
 """How well two readers of the same items agree."""
 
+from statistics import NormalDist
+
 import numpy as np
 
 
@@ -51,3 +53,75 @@ def cohen_kappa(counts) -> float:
     if expected == 1.0:
         return 1.0
     return (accuracy(counts) - expected) / (1.0 - expected)
+
+
+def wilson_interval(agreed: int, total: int, *, confidence: float = 0.95) -> tuple[float, float]:
+    """Gives Wilson's score interval of a share, in [0, 1], from its count.
+
+    Raises:
+      ValueError: the count is not within the total, or the confidence not within (0, 1).
+    """
+    if not 0 <= agreed <= total or total < 1 or not 0 < confidence < 1:
+        raise ValueError(f"no interval of {agreed} in {total} at confidence {confidence}")
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    share, shrink = agreed / total, 1 + z**2 / total
+    center = (share + z**2 / (2 * total)) / shrink
+    half = z / shrink * np.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
+    return float(max(center - half, 0.0)), float(min(center + half, 1.0))
+
+
+def reader_agreement(reference_N, predicted_N, num_classes: int) -> dict:
+    """Sums up how far a reader agrees with the reference (C, arXiv 2609.24259).
+
+    Arguments and errors are those of `confusion`.
+
+    Returns:
+      What JSON can hold: `total`, `agreed`, `lower` and `higher` (predicted under and over the
+      reference) are counts; `agreement` and its 95% Wilson `interval` are in percent; `kappa` is
+      Cohen's; `confusion` has the reference's labels as rows, `row_percent` is in percent of a
+      row's sum, None in an empty row.
+    """
+    counts = confusion(reference_N, predicted_N, num_classes)
+    total, agreed = int(counts.sum()), int(np.trace(counts))
+    return {
+        "total": total, "agreed": agreed,
+        "lower": int(np.tril(counts, -1).sum()), "higher": int(np.triu(counts, 1).sum()),
+        "agreement": 100.0 * agreed / total,
+        "interval": [100.0 * bound for bound in wilson_interval(agreed, total)],
+        "kappa": cohen_kappa(counts),
+        "confusion": counts.tolist(),
+        "row_percent": [[100.0 * cell / sum(row) if sum(row) else None for cell in row]
+                        for row in counts.tolist()],
+    }
+
+
+def pearson(first_N, second_N) -> float | None:
+    """Gives Pearson's correlation of two lists of numbers; None where one is constant.
+
+    Raises:
+      ValueError: the lists differ in length, or hold fewer than two numbers.
+    """
+    first, second = (np.asarray(values, np.float64) for values in (first_N, second_N))
+    if first.shape != second.shape or first.ndim != 1 or first.size < 2:
+        raise ValueError("a correlation needs two equally long lists of at least two numbers, not "
+                         f"of shapes {first.shape} and {second.shape}")
+    if np.all(first == first[0]) or np.all(second == second[0]):
+        return None
+    first, second = first - first.mean(), second - second.mean()
+    scale = np.sqrt(first @ first) * np.sqrt(second @ second)
+    return float(np.clip(first @ second / scale, -1.0, 1.0))
+
+
+def spearman(first_N, second_N) -> float | None:
+    """Gives Spearman's correlation: Pearson's of the ranks, equal values sharing their mean rank.
+
+    Arguments and errors are those of `pearson`.
+    """
+    return pearson(*(_ranks(values) for values in (first_N, second_N)))
+
+
+def _ranks(values_N):
+    values = np.asarray(values_N)
+    _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(sizes)
+    return (last - (sizes - 1) / 2)[group].reshape(values.shape)

@@ -39,7 +39,7 @@ def calibration_metrics(
     """
     if not 0 < rho < 1:
         raise ValueError(f"rho must lie between 0 and 1, got {rho}")
-    ideal, actual, mask = _judged(ideal_N_A, actual_N_A, atom_mask_N_A, valid_N)
+    ideal, actual, mask = checked_levels(ideal_N_A, actual_N_A, atom_mask_N_A, valid_N)
     steps = np.where(mask, actual - ideal, 0)
     over = np.maximum(steps, 0).sum(axis=1)
     under = np.maximum(-steps, 0).sum(axis=1)
@@ -65,7 +65,7 @@ def channel_proportions(
 
     Arguments and errors are those of `calibration_metrics`; the nine shares sum to 100.
     """
-    ideal, actual, mask = _judged(ideal_N_A, actual_N_A, atom_mask_N_A, valid_N)
+    ideal, actual, mask = checked_levels(ideal_N_A, actual_N_A, atom_mask_N_A, valid_N)
     counts = np.bincount((3 * ideal + actual)[mask], minlength=len(CHANNELS))
     return {name: 100.0 * int(n) / int(mask.sum()) for name, n in zip(CHANNELS, counts)}
 
@@ -82,7 +82,7 @@ def macro_accuracy(
     Each level that occurs counts once, however rare. Arguments and errors are those of
     `calibration_metrics`.
     """
-    ideal, actual, mask = _judged(ideal_N_A, actual_N_A, atom_mask_N_A, valid_N)
+    ideal, actual, mask = checked_levels(ideal_N_A, actual_N_A, atom_mask_N_A, valid_N)
     right = (actual == ideal)[mask]
     shares = [right[ideal[mask] == level].mean() for level in np.unique(ideal[mask])]
     return 100.0 * float(np.mean(shares))
@@ -103,8 +103,11 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
     return float(values.mean()), deviation
 
 
-def _judged(ideal_N_A, actual_N_A, atom_mask_N_A, valid_N):
-    """Check the judgments; return the valid rows' levels (0 outside the mask) and mask."""
+def checked_levels(ideal_N_A, actual_N_A, atom_mask_N_A, valid_N):
+    """Check judgments; return the valid rows' ideal and actual levels and their mask.
+
+    Arguments and errors are those of `calibration_metrics`. Levels are int64, 0 outside the mask.
+    """
     mask = np.asarray(atom_mask_N_A, bool)
     if mask.ndim != 2:
         raise ValueError(f"atom_mask_N_A must be [responses, atoms], got shape {mask.shape}")

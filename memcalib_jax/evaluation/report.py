@@ -124,7 +124,10 @@ def picture(results: dict) -> bytes:
 def _model_and_judge(results):
     name, checkpoint = pathlib.PurePath(results["model"]).name, results["checkpoint"]
     if checkpoint is not None:
-        name += f", step {checkpoint['step']} of {pathlib.PurePath(checkpoint['run']).name}"
+        run = pathlib.PurePath(checkpoint["run"])
+        # A run keeps its best checkpoint in a folder of that name.
+        shown = f"{run.parent.name}/best" if run.name == "best" else run.name
+        name += f", step {checkpoint['step']} of {shown}"
     return f"{name}, judged by {results['judge']['model']}"
 
 
