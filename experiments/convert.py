@@ -41,6 +41,8 @@ def main():
             "--check needs torch, which is not installed: pip install -e '.[parity]'")
     path = common.model_path()
     config = load_config(path)
+    if FLAGS.check:
+        load_tokenizer(path)  # which the written folder gets
     trained = common.open_checkpoint(FLAGS.checkpoint, config) if FLAGS.checkpoint else None
     dtype = FLAGS.dtype or ("bfloat16" if path.is_file() else None)
     export.check(FLAGS.output_dir, config, dtype=dtype, source=path)

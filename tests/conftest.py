@@ -6,12 +6,18 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Most of a test's time is compilation; the key holds the program, the flags and the versions.
+# Most of the time of the programs that tests start is compilation; the key holds the program, the
+# flags and the versions.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR",
                       str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 # Nothing a test does may reach a model hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import jax  # noqa: E402  after the variables that it reads
+
+# In a process that compiles as much as this one, writing a program out has crashed in jaxlib.
+jax.config.update("jax_enable_compilation_cache", False)
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,13 @@
 """Programs run as their users run them, and a model small enough for that."""
 
+import contextlib
 import json
+import os
 import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 import pytest
@@ -88,17 +91,18 @@ def judge_url():
         yield server.base_url
 
 
-# Runs a program once with each of several lists of flags, in one process: starting one takes
-# seconds. What each printed and its status go to a file.
+# Runs a program once with each list of flags that comes in, in one process: starting one takes
+# seconds. What each printed and its status go out.
 _DRIVER = """
-import contextlib, io, json, pathlib, runpy, sys
-from absl import app, flags
+import contextlib, io, json, os, runpy, sys
+from absl import app
 from absl.testing import flagsaver
-module, cases, answers = sys.argv[1], json.loads(sys.argv[2]), []
+module, answers = sys.argv[1], os.fdopen(int(sys.argv[2]), "w")
 
 def run_all(main, flags_parser):
     from experiments import common
-    for case in cases:
+    for line in sys.stdin:
+        case = json.loads(line)
         out, err = io.StringIO(), io.StringIO()
         with (flagsaver.flagsaver(), contextlib.redirect_stdout(out),
               contextlib.redirect_stderr(err)):
@@ -107,25 +111,52 @@ def run_all(main, flags_parser):
             except SystemExit as stop:
                 status = stop.code
         common._held_locks.clear()
-        answers.append({"status": status, "out": out.getvalue(), "err": err.getvalue()})
+        print(json.dumps({"status": status, "out": out.getvalue(), "err": err.getvalue()}),
+              file=answers, flush=True)
 
 app.run = run_all
-path = sys.argv[3]
 del sys.argv[1:]
 runpy.run_module(module, run_name="__main__", alter_sys=True)
-pathlib.Path(path).write_text(json.dumps(answers))
 """
 
 
+@contextlib.contextmanager
+def _opened(module, environ):
+    theirs, ours = os.pipe()
+    with tempfile.TemporaryFile("w+") as told, os.fdopen(theirs) as answers:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _DRIVER, module, str(ours)], cwd=ROOT, text=True,
+            pass_fds=[ours], stdin=subprocess.PIPE, stdout=told, stderr=told,
+            env={**os.environ, **environ})
+        os.close(ours)
+
+        def ask(*arguments):
+            process.stdin.write(json.dumps([str(argument) for argument in arguments]) + "\n")
+            process.stdin.flush()
+            line = answers.readline()
+            if not line:
+                told.seek(0)
+                pytest.fail(told.read())
+            return json.loads(line)
+
+        try:
+            yield ask
+        finally:
+            process.communicate()
+
+
 @pytest.fixture(scope="session")
-def run_program(tmp_path_factory):
+def run_program():
     """Runs `python -m module` with each list of flags; returns dicts of status, out and err."""
     def run(module, *cases):
-        answers = tmp_path_factory.mktemp("run") / "answers.json"
-        process = subprocess.run(
-            [sys.executable, "-c", _DRIVER, module, json.dumps(cases), str(answers)],
-            cwd=ROOT, capture_output=True, text=True, timeout=300)
-        assert process.returncode == 0, process.stderr
-        return json.loads(answers.read_text())
+        with _opened(module, {}) as ask:
+            return [ask(*case) for case in cases]
 
     return run
+
+
+@pytest.fixture(scope="module")
+def open_program():
+    """Starts `python -m module` once; what is returned runs it with flags, as often as called."""
+    with contextlib.ExitStack() as stack:
+        yield lambda module, **environ: stack.enter_context(_opened(module, environ))

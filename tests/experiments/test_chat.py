@@ -1,15 +1,16 @@
 """`python -m experiments.chat`: questions in, answers out, as the sampler draws them."""
 
 import dataclasses
+import json
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import jax
 import jax.numpy as jnp
-import pytest
+from safetensors.numpy import load_file, save_file
 
 from memcalib_jax import models
 from memcalib_jax.data import build_messages, load_records, render
@@ -80,15 +81,14 @@ def test_a_checkpoint_answers_without_memories(tiny_model_dir, records_file, tmp
     assert answers != expected(tiny_model_dir, prompts, temperature=0)
 
 
-def test_an_interrupt_ends_it_quietly(tiny_model_dir):
+def test_an_interrupt_ends_it_at_once(tiny_model_dir):
     with subprocess.Popen(
             command(f"--model_path={tiny_model_dir}"), cwd=ROOT, text=True, bufsize=1,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdin.write(QUESTIONS[0] + "\n")
         assert process.stdout.readline().endswith("\n")
-        time.sleep(0.5)  # it waits for a question by then
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=60) == -signal.SIGINT
         assert process.stderr.read() == ""
 
 
@@ -115,8 +115,27 @@ def test_characters_are_written_whole(capsys):
     assert pieces[4:6] == ["", "\u00e8"] and pieces[-2:] == ["", ""]
 
 
+def changed(model_dir, folder, file, change):
+    """Copies a model with one of its JSON or text files changed; returns the flag that names it."""
+    shutil.copytree(model_dir, folder)
+    text = (folder / file).read_text() if (folder / file).exists() else "{}"
+    (folder / file).write_text(
+        change if isinstance(change, str) else json.dumps(json.loads(text) | change))
+    return f"--model_path={folder}"
+
+
+def fewer_tokens(model_dir, folder):
+    """Copies a model without the last rows of its embedding; returns the flag that names it."""
+    flag = changed(model_dir, folder, "config.json", {"vocab_size": 50})
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"][:50].copy()
+    save_file(tensors, folder / "model.safetensors")
+    return flag
+
+
 def test_mistakes_are_refused(tiny_model_dir, records_file, run_program, tmp_path):
     model = f"--model_path={tiny_model_dir}"
+    (tmp_path / "broken.jsonl").write_text('{"id": "a"}')
     cases = {
         "holds no --record_id=nobody; it holds ": [model, "--record_id=nobody"],
         "--record_id is looked up: give both": [model, f"--records_file={records_file}"],
@@ -124,6 +143,16 @@ def test_mistakes_are_refused(tiny_model_dir, records_file, run_program, tmp_pat
         "there is no such file or folder": [f"--model_path={tmp_path / 'absent'}"],
         "with --max_response_tokens=4000 they exceed the model's 2048 positions": [
             model, "--max_response_tokens=4000"],
+        "broken.jsonl, line 1, record 'a', field domain: is missing": [
+            model, "--record_id=a", f"--records_file={tmp_path / 'broken.jsonl'}"],
+        "--model_path is empty": ["--model_path="],
+        "--checkpoint is empty": [model, "--checkpoint="],
+        "of a prompt is none of the model's, whose vocabulary has 50": [
+            fewer_tokens(tiny_model_dir, tmp_path / "fewer")],
+        "token id 999 that ends a response (eos_token_id) is none": [changed(
+            tiny_model_dir, tmp_path / "end", "generation_config.json", {"eos_token_id": 999})],
+        "chat template leaves nothing of a prompt": [changed(
+            tiny_model_dir, tmp_path / "template", "chat_template.jinja", "{# nothing #}")],
     }
     answers = run_program("experiments.chat", *cases.values())
     for message, answer in zip(cases, answers, strict=True):

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -29,6 +30,26 @@ def save_checkpoint(run, params, step):
     checkpoints.close()
 
 
+# Runs of an adapter whose config.json was changed, and checkpoints that lack a part.
+ADAPTERS = {"no_alpha": {"lora_alpha": None}, "text_rank": {"lora_rank": "3"},
+            "other_rank": {"lora_rank": 4}, "other_targets": {"lora_targets": ["k_proj"]},
+            "no_such_target": {"lora_targets": ["z_proj"]}}
+DAMAGED = ("no_parameters", "no_metadata", "cut_metadata")
+
+
+def damage(folder):
+    """Makes copies of the run: one whose checkpoints were never finished, and `DAMAGED`."""
+    shutil.copytree(folder / "run", folder / "unfinished")
+    for step in [*(folder / "unfinished" / "checkpoints").iterdir()]:
+        step.rename(step.with_name(f"{step.name}.orbax-checkpoint-tmp"))
+    for run in DAMAGED:
+        shutil.copytree(folder / "run", folder / run)
+    params = {run: folder / run / "checkpoints" / "4" / "params" for run in DAMAGED}
+    shutil.rmtree(params["no_parameters"])
+    (params["no_metadata"] / "_METADATA").unlink()
+    (params["cut_metadata"] / "_METADATA").write_text("{")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("convert")
@@ -44,7 +65,19 @@ def answers(folder, tiny_model_dir, run_program):
     save_checkpoint(folder / "adapter", adapter, 2)
     (folder / "adapter" / "config.json").write_text(json.dumps({
         "lora_rank": LORA.rank, "lora_alpha": LORA.alpha, "lora_targets": LORA.targets}))
+    (folder / "peft").mkdir()
+    (folder / "peft" / "adapter_config.json").write_text("{}")
+    (folder / "no_tokenizer").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(tiny_model_dir / name, folder / "no_tokenizer")
     save_checkpoint(folder / "other", {"embed": np.zeros((3, 2), np.float32)}, 1)
+    for run, changes in ADAPTERS.items():
+        shutil.copytree(folder / "adapter", folder / run)
+        settings = {"lora_rank": LORA.rank, "lora_alpha": LORA.alpha,
+                    "lora_targets": LORA.targets} | changes
+        (folder / run / "config.json").write_text(json.dumps(
+            {name: value for name, value in settings.items() if value is not None}))
+    damage(folder)
     (folder / "empty").mkdir()
     (folder / "full").mkdir()
     (folder / "full" / "precious.txt").write_text("keep me")
@@ -63,11 +96,19 @@ def answers(folder, tiny_model_dir, run_program):
         "no_run": flags("new", checkpoint=folder / "absent"),
         "other": flags("new", checkpoint=folder / "other"),
         "no_model": flags("new", model_path=folder / "absent"),
+        "run_as_model": flags("new", model_path=folder / "adapter"),
+        "adapter_as_model": flags("new", model_path=folder / "peft"),
+        "no_output": flags("", output_dir=" "),
+        "no_checkpoint": flags("new", checkpoint=""),
+        "under_a_file": flags("full/precious.txt/new"),
+        **{run: flags("new", checkpoint=folder / run)
+           for run in (*ADAPTERS, "unfinished", *DAMAGED)},
     }
     if HAS_TORCH:
         cases |= {
             "checked": flags("checked", check=True),
             "checked_half": flags("checked_half", dtype="bfloat16", check=True),
+            "no_tokenizer": flags("new", model_path=folder / "no_tokenizer", check=True),
         }
     return dict(zip(cases, run_program("experiments.convert", *cases.values()), strict=True))
 
@@ -124,10 +165,24 @@ def test_an_adapter_is_merged(answers, folder, tiny_model_dir):
     ("no_run", "absent holds no whole checkpoint"),
     ("other", "parameters of another shape than --model_path="),
     ("no_model", "absent: there is no such file or folder"),
+    ("run_as_model", "is the folder of a training run: name the model that it started from"),
+    ("adapter_as_model", "is an adapter: name the model that it was trained on"),
+    ("no_output", "--output_dir is empty"),
+    ("no_checkpoint", "--checkpoint is empty"),
+    ("under_a_file", "precious.txt is no folder that can be written"),
+    ("no_alpha", "no_alpha/config.json: 'lora_alpha'"),
+    ("text_rank", "lora_rank, lora_alpha or lora_targets of "),
+    ("other_rank", "layers/q_lora_a is (2, 32, 3), expected (2, 32, 4)"),
+    ("other_targets", "with an adapter of rank 3: layers/k_lora_a is absent, expected (2, 32, 3)"),
+    ("no_such_target", "'z_proj' is no projection of a llama model; there are "),
+    ("unfinished", "unfinished holds no whole checkpoint"),
+    *((run, f"{run}/checkpoints/4 cannot be read") for run in DAMAGED),
+    pytest.param("no_tokenizer", "no_tokenizer: there is no tokenizer", marks=needs_torch),
 ])
 def test_mistakes_are_refused_and_nothing_is_touched(answers, folder, case, message):
     assert answers[case]["status"] == 2
     assert answers[case]["err"].startswith("error: ") and message in answers[case]["err"]
+    assert "Traceback" not in answers[case]["err"]
     assert not (folder / "new").exists()
     assert [path.name for path in (folder / "full").iterdir()] == ["precious.txt"]
     assert not list(folder.glob(".*"))

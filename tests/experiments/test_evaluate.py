@@ -1,5 +1,7 @@
 """`python -m experiments.evaluate`, from end to end with a tiny model and the lexical stand-in."""
 
+import dataclasses
+import hashlib
 import http.server
 import json
 import shutil
@@ -178,7 +180,11 @@ def test_results_follow_from_the_judgments_on_disk(first, folder, records_file):
     assert overall["mean"]["SCS"] == pytest.approx(sum(scs) / 2)
     assert overall["std"]["SCS"] == pytest.approx(abs(scs[0] - scs[1]) / 2 ** 0.5)
     assert overall["mean"]["AOR"] == pytest.approx(sum(over) / 2)
+    digest = results["records"].pop("sha256")
     assert results["records"] == {"in_file": 4, "too_long": 0, "answered": 4}
+    content = json.dumps([dataclasses.asdict(record) for record in records.values()],
+                         sort_keys=True)
+    assert digest == hashlib.sha256(content.encode()).hexdigest()
     assert [seed["valid"] for seed in results["seeds"]] == [4, 4]
 
 

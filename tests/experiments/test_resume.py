@@ -121,3 +121,31 @@ def test_a_finished_run_has_nothing_to_do(runs, tiny_model_dir, records_file, ju
     assert again.returncode == 0
     assert "nothing to do" in again.stdout
     assert metrics(runs[0]) == before
+
+
+def test_the_best_by_validation_is_the_same(runs):
+    """Of the steps with an evaluation, the first with the highest SCS is kept beside the run."""
+    values = {row["step"]: row["eval/SCS"] for row in metrics(runs[0]) if "eval/SCS" in row}
+    assert sorted(values) == [3, 6]
+    best = max(values, key=lambda step: (values[step], -step))
+    params = [ocp.StandardCheckpointer().restore(
+        run / "best" / "checkpoints" / str(best) / "params") for run in runs]
+    for a, b in zip(*map(jax.tree.leaves, params), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    for run in runs:
+        assert [path.name for path in (run / "best" / "checkpoints").iterdir()
+                if path.name.isdigit()] == [str(best)]
+
+
+def test_the_best_is_evaluated_as_a_run_is(runs, run_program, tiny_model_dir, records_file,
+                                           judge_url):
+    answer, = run_program("experiments.evaluate", [
+        f"--checkpoint={runs[0] / 'best'}", f"--model_path={tiny_model_dir}", "--num_seeds=1",
+        f"--eval_file={records_file}", f"--judge_url={judge_url}", "--max_response_tokens=12",
+        "--judge_model=lexical-stand-in", "--dtype=float32",
+        f"--run_dir={runs[0].parent / 'evaluated'}"])
+    assert answer["status"] == 0, answer["err"]
+    step = json.loads((runs[0].parent / "evaluated" / "results.json").read_text())[
+        "checkpoint"]["step"]
+    assert (runs[0] / "best" / "checkpoints" / str(step)).is_dir()
+    assert f"step {step} of whole/best, judged by" in answer["out"]

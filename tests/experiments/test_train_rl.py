@@ -48,7 +48,11 @@ def cases(folder, tiny_model_dir, records_file, judge_url, run_program):
         "gdpo": flags("gdpo", method="gdpo"),
         "grpo": flags("grpo", method="grpo"),
         "absolute": flags("absolute", mode="absolute", dtype="bfloat16"),
+        "sentence": flags("sentence", granularity="sentence", merge_overuse=True,
+                          eta=",".join(["0.5"] * 9), closed_gate_fraction=0,
+                          verify_sharing=True, remat="elementwise", bin_tokens=512),
         "dry_run": flags("dry", dry_run=True),
+        "dry run nowhere": flags("file/below", dry_run=True),
         "too long": flags("long", max_prompt_tokens=lengths[-1] - 1, num_prompts=1,
                           eval_file=records_file),
         "all too long": flags("x", max_prompt_tokens=10),
@@ -69,6 +73,8 @@ def cases(folder, tiny_model_dir, records_file, judge_url, run_program):
         "unknown argument": [*flags("x"), "stray"],
         "unknown flag": [*flags("x"), "--lerning_rate=1"],
         "unknown method": flags("x", method="ppo"),
+        "eta": flags("x", eta="0.5,1.5"),
+        "eta word": flags("x", eta="high"),
         "no judge": flags("x", judge_url=None),
         "nan": flags("x", learning_rate="nan"),
         "infinite": flags("x", kl="inf"),
@@ -100,6 +106,8 @@ def cases(folder, tiny_model_dir, records_file, judge_url, run_program):
     ("unknown argument", ["stray"]),
     ("unknown flag", ["lerning_rate"]),
     ("unknown method", ["--method=ppo", "memcalib|gdpo|grpo"]),
+    ("eta", ["--eta=0.5,1.5", "nine"]),
+    ("eta word", ["--eta=high"]),
     ("no judge", ["--judge_url"]),
     ("nan", ["--learning_rate=nan"]),
     ("infinite", ["--kl=inf"]),
@@ -123,7 +131,7 @@ def rows(run_dir: pathlib.Path):
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").open()]
 
 
-@pytest.mark.parametrize("method", ["memcalib", "gdpo", "grpo", "absolute"])
+@pytest.mark.parametrize("method", ["memcalib", "gdpo", "grpo", "absolute", "sentence"])
 def test_a_step_of_every_method(cases, folder, method):
     assert cases[method]["status"] == 0, cases[method]["err"]
     assert "step 1/1  SCS" in cases[method]["out"]
@@ -136,7 +144,8 @@ def test_a_step_of_every_method(cases, folder, method):
     # The six figures hold together: a response is exact, or over-used, or under-used.
     assert row["rollout/Exact"] <= row["rollout/SCS"]
     assert row["rollout/Exact"] >= 100 - row["rollout/AOR"] - row["rollout/AUR"] - 1e-6
-    assert ("credit/noise_floor" in row) == (method in ("memcalib", "absolute"))
+    assert ("credit/noise_floor" in row) == (
+        method in ("memcalib", "absolute", "sentence"))
     assert (folder / method / "checkpoints" / "1").is_dir()
     assert list((folder / method / "tensorboard").iterdir())
 
@@ -159,10 +168,31 @@ def test_noise_floor_is_far_below_the_thresholds(cases, folder):
     assert row["credit/CA-/threshold"] >= 0.02 - 1e-6
 
 
+def test_programs_are_named_and_counted(cases, folder):
+    assert "programs compiled in" in cases["memcalib"]["out"]
+    row, = rows(folder / "memcalib")
+    assert row["time/programs_compiled"] > 0 and row["time/compile"] > 0
+
+
+def test_only_open_gates_are_scored_where_asked(cases, folder):
+    row, = rows(folder / "sentence")
+    everything, = rows(folder / "memcalib")
+    assert 0 < row["credit/pairs_scored"] <= everything["credit/pairs_scored"]
+    assert sum(row[f"credit/{name}/direction"] for name in CHANNELS[1:]) == 0
+    assert row["credit/AC-/trigger_rate"] == everything["credit/AC-/trigger_rate"]
+    assert "verify_sharing" in cases["sentence"]["out"]
+
+
 def test_dry_run_writes_no_run(cases, folder):
     assert cases["dry_run"]["status"] == 0
     assert "1 steps of 2 x 4 responses; all checks passed" in cases["dry_run"]["out"]
-    assert not (folder / "dry" / "config.json").exists()
+    assert "a device keeps\n  master weights" in cases["dry_run"]["out"]
+    assert not (folder / "dry").exists()
+
+
+def test_a_dry_run_finds_a_folder_that_cannot_be_made(cases):
+    assert cases["dry run nowhere"]["status"] == 2
+    assert "cannot be written" in cases["dry run nowhere"]["err"]
 
 
 def test_long_prompts_are_counted_skips(cases, folder):
@@ -173,5 +203,5 @@ def test_long_prompts_are_counted_skips(cases, folder):
 
 def test_config_is_written_without_secrets(cases, folder):
     config = json.loads((folder / "memcalib" / "config.json").read_text())
-    assert config["eta"] == 0.75 and config["kl"] == 0.01 and config["versions"]["jax"]
+    assert config["eta"] == ["0.75"] and config["kl"] == 0.01 and config["versions"]["jax"]
     assert not any("key" in name for name in config)
