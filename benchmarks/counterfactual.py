@@ -17,25 +17,22 @@ from absl import app, flags
 from benchmarks import floor, peers, workload
 from memcalib_jax.models import default_model_path, load
 from memcalib_jax.scoring import score_counterfactuals, score_dense
+from memcalib_jax.scoring.bins import bin_sizes
 from memcalib_jax.scoring.counterfactual import pack_groups
 from memcalib_jax.scoring.prefix_tree import build_tree
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("groups", 2, "Prompts.")
-flags.DEFINE_integer("group_size", 8, "Responses of a prompt.")
+workload.define_size_flags()
+flags.adopt_module_key_flags(workload)
 flags.DEFINE_integer("atoms", 15, "Atoms of a prompt.")
-flags.DEFINE_integer("prompt_tokens", 384, "Tokens of a prompt.")
-flags.DEFINE_integer("response_tokens", 128, "Tokens of a response.")
-flags.DEFINE_integer("bin_tokens", 4096, "Tokens of a packed device call.")
 flags.DEFINE_integer("batch_tokens", 4096, "Tokens of a dense device call.")
-flags.DEFINE_integer("repeats", 3, "Counted runs.")
 flags.DEFINE_integer("torch_rows", 16, "Rows that torch scores; 0: none.")
 
 
 def main(_):
     params, config = load(default_model_path())
     shape = workload.Shape(FLAGS.groups, FLAGS.group_size, FLAGS.atoms, FLAGS.prompt_tokens,
-                           FLAGS.response_tokens, config.vocab_size)
+                           FLAGS.response_tokens)
     groups = workload.counterfactual_groups(shape)
     prompts = [group.prompts[p] for group in groups for p, _ in group.pairs]
     responses = [group.responses[r] for group in groups for _, r in group.pairs]
@@ -50,7 +47,7 @@ def main(_):
     rate = floor.matmul_rate()
     tree_seconds = floor.seconds(shared, repeats=FLAGS.repeats)
     dense_seconds = floor.seconds(dense, repeats=FLAGS.repeats)
-    packing = pack_groups(groups, bin_tokens=FLAGS.bin_tokens)
+    packing = pack_groups(config, groups, bin_sizes(FLAGS.bin_tokens))
     tree_operations = floor.tree_operations(
         config, [build_tree(g.prompts, g.responses, g.pairs) for g in groups])
     dense_operations = floor.dense_operations(

@@ -34,6 +34,13 @@ def matmul_rate(dtype=jnp.float32, size: int = 2048) -> float:
     return 2.0 * size ** 3 / min(seconds(lambda: product(x, x), repeats=5))
 
 
+def read_bandwidth(size: int = 256 * 2 ** 20) -> float:
+    """Returns the best bytes a second at which this machine sums an array of `size` bytes."""
+    x = jnp.ones(size // 4, jnp.float32)
+    total = jax.jit(jnp.sum)
+    return x.nbytes / min(seconds(lambda: total(x), repeats=7))
+
+
 def forward_operations(config: ModelConfig, tokens: int, attended: int, targets: int) -> float:
     """Returns the operations of one forward.
 

@@ -18,52 +18,49 @@ from absl import app, flags
 
 from benchmarks import floor, peers, workload
 from memcalib_jax.models import default_model_path, load
+from memcalib_jax.models.packed import REMAT
+from memcalib_jax.scoring.bins import bin_sizes
 from memcalib_jax.scoring.packing import pack
 from memcalib_jax.scoring.prefix_tree import build_tree
 from memcalib_jax.training.update import ObjectiveConfig, PolicyBatch, gradient_sums
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("groups", 2, "Prompts.")
-flags.DEFINE_integer("group_size", 8, "Responses of a prompt.")
+workload.define_size_flags()
+flags.adopt_module_key_flags(workload)
 flags.DEFINE_integer("plain_rows", 0, "If positive: that many groups of one response instead.")
-flags.DEFINE_integer("prompt_tokens", 384, "Tokens of a prompt.")
-flags.DEFINE_integer("response_tokens", 128, "Tokens of a response.")
-flags.DEFINE_integer("bin_tokens", 4096, "Tokens of a packed device call.")
-flags.DEFINE_integer("repeats", 3, "Counted runs.")
 flags.DEFINE_bool("torch", True, "Time transformers on torch as well, where it is installed.")
-
-OBJECTIVE = ObjectiveConfig(compute_dtype="float32")
+flags.DEFINE_enum("remat", "none", REMAT, "What the backward pass computes again.")
 
 
 def batches(trees, bin_tokens):
     """Packs trees with advantage 1 and log-probs 0 everywhere."""
-    packing = pack(trees, bin_tokens=bin_tokens)
+    packing = pack(trees, bin_sizes(bin_tokens))
     result = []
     for scored in packing.batches:
         zeros = np.zeros(scored.targets.shape, np.float32)
         mask = np.arange(scored.targets.shape[1]) < scored.counts[:, None]
-        # Old log-probs near what random tokens have, so that few ratios are clipped away.
-        result.append(PolicyBatch(scored, zeros - 10.0, zeros - 10.0, zeros + 1.0, mask))
+        # Old log-probs that make no ratio large, so that no gradient is clipped away.
+        result.append(PolicyBatch(scored, zeros, zeros - 3.0, zeros + 1.0, mask))
     return result
 
 
 def main(_):
     params, config = load(default_model_path())
+    objective = ObjectiveConfig(compute_dtype="float32", remat=FLAGS.remat)
     groups, size = ((FLAGS.plain_rows, 1) if FLAGS.plain_rows
                     else (FLAGS.groups, FLAGS.group_size))
-    shape = workload.Shape(groups, size, 15, FLAGS.prompt_tokens, FLAGS.response_tokens,
-                           config.vocab_size)
+    shape = workload.Shape(groups, size, 15, FLAGS.prompt_tokens, FLAGS.response_tokens)
     rng = np.random.default_rng(0)
-    prompts = rng.integers(0, shape.vocabulary, (groups, shape.prompt_tokens)).tolist()
-    responses = rng.integers(
-        0, shape.vocabulary, (groups, size, shape.response_tokens)).tolist()
+    prompts = [workload.text_tokens(rng, shape.prompt_tokens).tolist() for _ in range(groups)]
+    responses = [[workload.text_tokens(rng, shape.response_tokens).tolist() for _ in range(size)]
+                 for _ in range(groups)]
     trees = [build_tree([prompt], rows, [(0, g) for g in range(size)])
              for prompt, rows in zip(prompts, responses)]
     rows = [build_tree([prompt], [response], [(0, 0)])
             for prompt, group in zip(prompts, responses) for response in group]
 
     def gradient(packed):
-        return gradient_sums(params, config, packed, OBJECTIVE)[0]
+        return gradient_sums(params, config, packed, objective)[0]
 
     tree_batches, row_batches = batches(trees, FLAGS.bin_tokens), batches(rows, FLAGS.bin_tokens)
     pairs = list(zip(jax.tree.leaves(gradient(tree_batches)),
@@ -77,7 +74,8 @@ def main(_):
     row_operations = floor.tree_operations(config, rows)
     result = {
         "device": jax.devices()[0].device_kind, "jax": jax.__version__,
-        "groups": groups, "group_size": size, "prompt_tokens": shape.prompt_tokens,
+        "remat": FLAGS.remat, "groups": groups, "group_size": size,
+        "prompt_tokens": shape.prompt_tokens,
         "response_tokens": shape.response_tokens, "largest_relative_difference": difference,
         "tree_seconds": floor.median(tree_seconds), "row_seconds": floor.median(row_seconds),
         "speedup": floor.median(row_seconds) / floor.median(tree_seconds),
