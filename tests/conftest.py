@@ -1,5 +1,6 @@
 """What all tests share: the platform, compiled programs and the one real model."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -18,6 +19,19 @@ import jax  # noqa: E402  after the variables that it reads
 
 # In a process that compiles as much as this one, writing a program out has crashed in jaxlib.
 jax.config.update("jax_enable_compilation_cache", False)
+
+# Linux allows a process 65,530 memory mappings, and each compiled program takes several.
+MOST_MAPPINGS = 16_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def room_for_programs():
+    """Drops the compiled programs of earlier modules before their mappings run out, which crashes."""
+    yield
+    mappings = Path("/proc/self/maps")
+    if mappings.exists() and mappings.read_bytes().count(b"\n") > MOST_MAPPINGS:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -130,8 +130,10 @@ while True:
     time.sleep(0.05)
 """)
     # As at a terminal: a program started in the background would be deaf to SIGINT.
-    with subprocess.Popen(["bash", RESTART, sys.executable, program, f"--run_dir={tmp_path}"],
-                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as loop:
+    hearing = ("import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL);"
+               "os.execvp(sys.argv[1], sys.argv[1:])")
+    with subprocess.Popen([sys.executable, "-c", hearing, "bash", RESTART, sys.executable, program,
+                           f"--run_dir={tmp_path}"]) as loop:
         while not (tmp_path / "ready").exists():
             assert loop.poll() is None
             time.sleep(0.02)
