@@ -6,7 +6,6 @@ r"""Trains a model to use memory at the right level: MemCalib-RL, GDPO or GRPO.
 The same command resumes a run that was stopped. Defaults are the paper's (E.2, arXiv 2609.24259).
 """
 
-import dataclasses
 import json
 import pathlib
 
@@ -28,6 +27,7 @@ from memcalib_jax.training.loop import LoopConfig, train
 from memcalib_jax.training.memory import device_memory, memory_table, step_memory
 from memcalib_jax.training.preemption import StopSignal
 from memcalib_jax.training.rollouts import Policy, Prompt, SamplingConfig
+from memcalib_jax.training.runner import RunConfig
 from memcalib_jax.training.state import OptimizerConfig, matrices_in
 from memcalib_jax.training.step import StepConfig
 from memcalib_jax.training.update import ObjectiveConfig
@@ -174,9 +174,7 @@ def main():
         raise common.UsageError(
             f"{len(prompts)} training prompts cannot fill a step of "
             f"--num_prompts={FLAGS.num_prompts}")
-    loop = LoopConfig(
-        run_dir, FLAGS.num_steps or len(prompts) // FLAGS.num_prompts, FLAGS.num_prompts,
-        FLAGS.seed, FLAGS.save_every, FLAGS.eval_every, FLAGS.verify_sharing)
+    num_steps = FLAGS.num_steps or len(prompts) // FLAGS.num_prompts
     config = common.flag_values() | {
         "model_path": str(path), "prompts_sha256": common.digest(prompts)}
     print(json.dumps(config, indent=2))
@@ -184,7 +182,7 @@ def main():
     if FLAGS.dry_run:
         common.check_run_dir(run_dir)
         print_memory(model_config, lora, settings, prompts)
-        print(f"dry run: {len(prompts)} training prompts, {loop.num_steps} steps of "
+        print(f"dry run: {len(prompts)} training prompts, {num_steps} steps of "
               f"{FLAGS.num_prompts} x {FLAGS.group_size} responses; all checks passed")
         return
     common.claim_run_dir(run_dir, config, may_change=MAY_CHANGE)
@@ -195,8 +193,9 @@ def main():
         params = matrices_in(params, jnp.promote_types(FLAGS.dtype, settings.scoring.dtype))
     policy = Policy(params, model_config, tokenizer)
     with StopSignal() as stop:
-        state = train(dataclasses.replace(loop, stop=stop), settings, policy, prompts,
-                      eval_prompts, judge, background, lora=lora)
+        run = RunConfig(run_dir, num_steps, FLAGS.save_every, FLAGS.seed, stop)
+        state = train(LoopConfig(run, FLAGS.num_prompts, FLAGS.eval_every, FLAGS.verify_sharing),
+                      settings, policy, prompts, eval_prompts, judge, background, lora=lora)
     if lora and multihost.is_main():
         save_adapter(run_dir / "adapter", state.params, lora, model_config, str(path))
     background.submit(client.aclose()).result()

@@ -20,6 +20,7 @@ from memcalib_jax.training.advantages import METHODS, ScoringConfig
 from memcalib_jax.training.loop import LoopConfig, train
 from memcalib_jax.training.rollouts import (
     Policy, Prompt, SamplingConfig, render_prompts, roll_out)
+from memcalib_jax.training.runner import RunConfig
 from memcalib_jax.training.state import OptimizerConfig, TrainState
 from memcalib_jax.training.step import StepConfig
 from memcalib_jax.training.update import ObjectiveConfig
@@ -105,8 +106,8 @@ def run_arm(run_dir: pathlib.Path, arm: Arm, training: Training, start: Policy, 
     """
     with BackgroundLoop("exact judge") as background:
         return train(
-            LoopConfig(run_dir, training.num_steps, training.num_prompts, seed,
-                       save_every=training.eval_every, eval_every=training.eval_every),
+            LoopConfig(RunConfig(run_dir, training.num_steps, training.eval_every, seed),
+                       training.num_prompts, training.eval_every),
             training.step(arm), start, _prompts(start, training.train_records, [seed, _TRAINING],
                                            "t"),
             _evaluation_prompts(start, training, seed), ExactJudge(),

@@ -1,10 +1,9 @@
-"""A run's folder: metrics, rollouts and the line on the console."""
+"""A run's folder: metrics and rollouts."""
 
 import gzip
 import json
 import os
 import pathlib
-import time
 
 import tensorboardX
 
@@ -55,33 +54,6 @@ def _step_of(line: bytes) -> float:
         return json.loads(line)["step"]
     except (ValueError, KeyError, TypeError):
         return float("inf")
-
-
-class Progress:
-    """Tells on the console how far a run is, one line a step."""
-
-    def __init__(self, first_step: int, num_steps: int):
-        self._first, self._num_steps = first_step, num_steps
-        self._started = time.monotonic()
-
-    def line(self, step: int, values: dict[str, float]) -> str:
-        """Returns the line after `step` of `num_steps` is done."""
-        elapsed = time.monotonic() - self._started
-        left = elapsed / (step - self._first) * (self._num_steps - step)
-        return (
-            f"step {step}/{self._num_steps}"
-            f"  SCS {values['rollout/SCS']:.1f}"
-            f"  Exact {values['rollout/Exact']:.1f}"
-            f"  over {values['rollout/sMOS']:.1f}"
-            f"  under {values['rollout/sMUS']:.1f}"
-            f"  valid {100 * values['judge/valid']:.0f}%"
-            f"  length {values['rollout/length_mean']:.0f}"
-            f"  loss {values['loss/total']:+.4f}"
-            f"  kl {values['loss/kl']:.5f}"
-            f"  grad {values['loss/grad_norm']:.2f}"
-            f"  {values['time/sampled_tokens_per_second']:.0f} tok/s"
-            f"  {values['time/step']:.1f} s"
-            f"  left {duration(left)}")
 
 
 def duration(seconds: float) -> str:

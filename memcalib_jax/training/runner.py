@@ -1,4 +1,4 @@
-"""Runs steps that need no judge: resume, metrics, progress and checkpoints."""
+"""Runs the steps of any training: resume, metrics, progress and checkpoints."""
 
 import dataclasses
 import functools
@@ -57,7 +57,8 @@ def run_steps(run: RunConfig, trained: dict, optimizer: OptimizerConfig, others:
       trained: parameters to start from.
       optimizer: gives the state's moments.
       others: what else a step changes, by name; each has `get_state` and `set_state`.
-      one_step: takes the state, which it consumes, and the step's number, from 1.
+      one_step: takes the state and the step's number, from 1. It consumes the state, and raises
+        `Preempted` only before it does; a "time/step" of its own stands in the metrics.
       describe: says a step's metrics in a few words.
       report: takes one line of progress at a time.
       before: returns the metrics of the start, logged as step 0.
@@ -85,15 +86,17 @@ def run_steps(run: RunConfig, trained: dict, optimizer: OptimizerConfig, others:
     started = time.monotonic()
     saved = first
     for step in range(first + 1, run.num_steps + 1):
-        if run.stop.agreed():
+        carried, since = states_of(others), time.monotonic()
+        try:
+            run.stop.check()
+            stepped = one_step(state, step)
+        except Preempted:
             if saved < step - 1:
-                checkpoints.save(step - 1, state, states_of(others))
-            raise Preempted(f"told to stop: step {step - 1} is saved, and the same command goes on "
-                            "from there")
-        since = time.monotonic()
-        stepped = one_step(state, step)
-        state, values = stepped.state, stepped.metrics
-        values["time/step"] = time.monotonic() - since
+                checkpoints.save(step - 1, state, carried)
+            raise Preempted(f"told to stop in step {step}: step {step - 1} is saved, and the same "
+                            "command goes on from there") from None
+        state = stepped.state
+        values = {"time/step": time.monotonic() - since} | stepped.metrics
         compiled = compiles.take()
         values |= compiled.metrics()
         if log:
