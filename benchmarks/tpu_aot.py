@@ -32,6 +32,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks import paper_models
 from memcalib_jax.models import parameter_axes
+from memcalib_jax.models.attention import FORMS, attention_form
 from memcalib_jax.models.lora import LoraConfig, adapter_axes, adapter_shapes
 from memcalib_jax.models.weights.config_json import read_config
 from memcalib_jax.models.weights.families import flat_shapes
@@ -67,6 +68,7 @@ flags.DEFINE_integer("group_size", 8, "Responses of a prompt.")
 flags.DEFINE_integer("prompts", 64, "Prompts that decode at once.")
 flags.DEFINE_integer("bin_tokens", 8192, "Tokens of a device's packed bin.")
 flags.DEFINE_enum("remat", "layers", ["none", "elementwise", "layers"], "As in train_rl.")
+flags.DEFINE_enum("attention", "auto", FORMS, "As in train_rl.")
 flags.DEFINE_list("programs", ["prefill", "decode", "counterfactual", "gradient", "apply"],
                   "Which programs to compile.")
 
@@ -253,7 +255,7 @@ def main(_):
           f"{'program':<16}{'arguments':>10}{'temporaries':>12}{'fits':>6}{'collectives':>13}"
           f"{'least time':>12}{'compiled in':>13}", flush=True)
     results = []
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(mesh), attention_form(FLAGS.attention):
         programs = Programs(config, lora, mesh)
         for name in FLAGS.programs:
             start = time.perf_counter()
@@ -282,7 +284,8 @@ def main(_):
                   f"{row['least_seconds']:>10.3f} s{row['seconds_to_compile']:>11.0f} s",
                   flush=True)
     print(json.dumps({"model": FLAGS.model, "topology": FLAGS.topology, "jax": jax.__version__,
-                      "mesh": dict(mesh.shape), "results": results}))
+                      "mesh": dict(mesh.shape), "attention": FLAGS.attention,
+                      "results": results}))
 
 
 if __name__ == "__main__":

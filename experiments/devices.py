@@ -8,14 +8,15 @@ import jax
 from absl import flags
 
 from memcalib_jax.models import ModelConfig, parameter_axes
+from memcalib_jax.models.attention import FORMS, attention_form
 from memcalib_jax.models.lora import LoraConfig, adapter_axes, adapter_shapes
 from memcalib_jax.parallel import make_mesh, multihost, shardings
 
 FLAGS = flags.FLAGS
 
 # They change no number of a step by more than rounding.
-MAY_CHANGE = ("mesh_data", "mesh_fsdp", "mesh_tensor", "mesh_expert", "multihost", "coordinator",
-              "num_processes", "process_id")
+MAY_CHANGE = ("mesh_data", "mesh_fsdp", "mesh_tensor", "mesh_expert", "attention", "multihost",
+              "coordinator", "num_processes", "process_id")
 
 
 def define_flags():
@@ -27,6 +28,9 @@ def define_flags():
                          "split over.")
     flags.DEFINE_integer("mesh_expert", 1, "Devices that rows, parameters and experts are split "
                          "over.")
+    flags.DEFINE_enum("attention", "auto", FORMS, "What attention of known tokens is made of: "
+                      "TPU kernels (pallas; interpreted elsewhere, slow and for checks), XLA's own "
+                      "operations, or kernels on TPUs alone.")
     flags.DEFINE_bool("multihost", False, "Join the processes that a TPU pod, Slurm or MPI has "
                       "started with this command, one a host.")
     flags.DEFINE_string("coordinator", None, "host:port of process 0, where nothing else says who "
@@ -39,7 +43,8 @@ def define_flags():
 def entered():
     """Joins the processes of the flags and enters the mesh; all but the first fall silent.
 
-    Where there is only one device there is no mesh; without these flags nothing happens.
+    Where there is only one device there is no mesh; without these flags nothing happens. The form
+    of attention is entered, too.
 
     Raises:
       ProcessesError: flags that contradict each other, or the other processes were not found.
@@ -59,7 +64,8 @@ def entered():
             sys.stdout = open(os.devnull, "w", encoding="utf-8")
     mesh = make_mesh(data=FLAGS.mesh_data, fsdp=FLAGS.mesh_fsdp, tensor=FLAGS.mesh_tensor,
                      expert=FLAGS.mesh_expert)
-    with jax.set_mesh(mesh) if mesh.size > 1 else contextlib.nullcontext():
+    with (jax.set_mesh(mesh) if mesh.size > 1 else contextlib.nullcontext(),
+          attention_form(FLAGS.attention)):
         yield
 
 

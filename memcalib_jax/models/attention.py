@@ -12,7 +12,14 @@ from flax import struct
 from jax.sharding import PartitionSpec
 
 from memcalib_jax.models.on_mesh import on_shards, platform, rows_spec, tensor_spec
+from memcalib_jax.models.pallas_attention import attend_blocks
 from memcalib_jax.models.tile_attention import attend_tiles
+
+# What attention is made of: TPU kernels (on other devices interpreted, which is for checks), XLA's
+# own operations, or kernels where the devices are TPUs. Enter it around what is traced or called:
+# `with attention_form("pallas"):`.
+FORMS = ("auto", "xla", "pallas")
+attention_form = jax.make_user_context("auto")
 
 
 @struct.dataclass
@@ -50,9 +57,16 @@ def packed_attention(q: jax.Array, k: jax.Array, v: jax.Array,
     by_key_head = q.reshape(*k.shape[:3], -1, q.shape[-1])
     bins = rows_spec(q.shape[0])
     heads, layout = PartitionSpec(bins, None, tensor_spec(k.shape[2])), PartitionSpec(bins)
+    on_tpu = platform() == "tpu"
+    form = attention_form.value
+    if form == "auto":
+        form = "pallas" if on_tpu else "xla"
 
     def attend(q, k, v, groups):
-        return over_bins(attend_tiles, q, k, v, *_one_group(groups))
+        segments = _one_group(groups)
+        if form == "pallas":
+            return attend_blocks(q, k, v, *segments, interpret=not on_tpu)
+        return over_bins(attend_tiles, q, k, v, *segments)
 
     attend = on_shards(attend, (heads, heads, heads, layout), heads, check_vma=False)
     return attend(by_key_head, k, v, groups).reshape(q.shape)
