@@ -12,6 +12,7 @@ watch.png of all runs that are finished.
 """
 
 import dataclasses
+import fcntl
 import pathlib
 
 from absl import flags
@@ -125,14 +126,16 @@ def _train(run_dir, arm: Arm, training: Training, start: Policy, measured, seed:
 
 
 def _show(folder: pathlib.Path):
-    runs = summary.load_runs(folder / "runs")
-    write_json(folder / "study.json", {
-        "cold_starts": summary.start_columns(runs), "arms": summary.by_arm(runs),
-        "more_than_memcalib": summary.differences(runs)})
-    text = summary.markdown(runs)
-    write_atomically(folder / "study.md", (text + "\n").encode())
-    write_atomically(folder / "learning.png", figures.learning_picture(runs))
-    write_atomically(folder / "watch.png", figures.watch_picture(runs))
+    with (folder / ".lock").open("w") as lock:  # other processes' seeds may end just now
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        runs = summary.load_runs(folder / "runs")
+        write_json(folder / "study.json", {
+            "cold_starts": summary.start_columns(runs), "arms": summary.by_arm(runs),
+            "more_than_memcalib": summary.differences(runs)})
+        text = summary.markdown(runs)
+        write_atomically(folder / "study.md", (text + "\n").encode())
+        write_atomically(folder / "learning.png", figures.learning_picture(runs))
+        write_atomically(folder / "watch.png", figures.watch_picture(runs))
     print(f"\n{text}\n\nstudy.md, study.json, learning.png and watch.png are in {folder}")
 
 

@@ -6,9 +6,10 @@ import pathlib
 
 
 def write_atomically(path: pathlib.Path, data: bytes):
-    """Writes a file so that it is there whole or not at all."""
+    """Writes a file so that it is there whole or not at all; one writer at a time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # One name: what a killed process left is overwritten by whoever does its work again.
+    temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("wb") as file:
         file.write(data)
         file.flush()
