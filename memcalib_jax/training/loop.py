@@ -19,6 +19,7 @@ from memcalib_jax.parallel import multihost
 from memcalib_jax.training.advantages import judged_levels
 from memcalib_jax.training.bin_sizes import SizeTable
 from memcalib_jax.training.judging import Journal, JudgePool
+from memcalib_jax.training.preemption import Preempted
 from memcalib_jax.training.rollouts import Policy, Prompt, SamplingConfig, roll_out
 from memcalib_jax.training.runner import RunConfig, Stepped, run_steps
 from memcalib_jax.training.selection import BestCheckpoint
@@ -91,8 +92,8 @@ def train(loop: LoopConfig, settings: StepConfig, policy: Policy, prompts: list[
 
         def phase_begins(phase: str):
             # From the update on, the state that could be saved is consumed.
-            if phase != "trace":
-                run.stop.check()
+            if phase != "trace" and run.stop.agreed():
+                raise Preempted
             if step == first:  # it compiles its programs and takes longest
                 report(f"first step: {phase} ...")
 

@@ -25,11 +25,6 @@ class StopSignal:
         """Returns whether any process was told to stop; all of them call it at the same place."""
         return any(multihost.gather(self._received))
 
-    def check(self):
-        """Raises `Preempted` where any process was told to stop; as `agreed`."""
-        if self.agreed():
-            raise Preempted
-
     def __enter__(self) -> "StopSignal":
         self._former = signal.signal(signal.SIGTERM, self._note)
         return self

@@ -88,7 +88,8 @@ def run_steps(run: RunConfig, trained: dict, optimizer: OptimizerConfig, others:
     for step in range(first + 1, run.num_steps + 1):
         carried, since = states_of(others), time.monotonic()
         try:
-            run.stop.check()
+            if run.stop.agreed():
+                raise Preempted
             stepped = one_step(state, step)
         except Preempted:
             if saved < step - 1:
