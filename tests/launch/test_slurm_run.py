@@ -1,5 +1,6 @@
 """A Slurm job that trains, run as Slurm runs it, with a stand-in for srun on this machine."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -71,7 +72,8 @@ def test_a_job_that_runs_out_of_time_is_requeued_and_resumes(
     job.send_signal(signal.SIGTERM)
     for pid in subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True,
                               text=True).stdout.split():
-        os.kill(int(pid), signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):  # it may have ended by now
+            os.kill(int(pid), signal.SIGTERM)
     _, said = job.communicate(timeout=120)
     assert job.returncode == 75, said
     done = len(steps(run))
