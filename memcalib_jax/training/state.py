@@ -134,7 +134,8 @@ def state_like(params: dict, optimizer: OptimizerConfig) -> TrainState:
     def keys(path):
         return tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
 
-    params = jax.tree.map(jnp.asarray, params)  # arrays of numpy lie nowhere yet
+    params = jax.tree.map(  # arrays of numpy lie nowhere yet
+        lambda x: x if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x), params)
     shardings = {keys(path): x.sharding for path, x in jax.tree.leaves_with_path(params)}
     rest = next(iter(shardings.values()))
     if isinstance(rest, NamedSharding):
