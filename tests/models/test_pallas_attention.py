@@ -203,9 +203,16 @@ def test_every_mesh_equals_one_device():
     assert process.stdout.strip() == "every mesh equals one device"
 
 
+@pytest.fixture
+def libtpu(monkeypatch):
+    """Skips without the TPU compiler; one process may use it beside another, as there is no TPU."""
+    pytest.importorskip("libtpu")
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+
+
 def kernels_for_a_tpu(heads, repeats, dim, dtype, **checkpoint):
     """Returns how many kernels a bin's attention and its gradients are, compiled for a TPU."""
-    pytest.importorskip("libtpu")
     device = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices[0]
     on_chip = SingleDeviceSharding(device)
     shapes = jax.eval_shape(lambda: inputs(1, 1000, heads, repeats, dim, dtype=dtype))
@@ -226,12 +233,10 @@ def kernels_for_a_tpu(heads, repeats, dim, dtype, **checkpoint):
 @pytest.mark.parametrize("heads, repeats, dim, dtype", [
     (1, 4, 128, jnp.bfloat16), (1, 7, 128, jnp.float32), (2, 3, 64, jnp.bfloat16),
     (1, 8, 256, jnp.bfloat16), (1, 8, 256, jnp.float32)])
-def test_compiles_for_a_tpu(monkeypatch, heads, repeats, dim, dtype):
-    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+def test_compiles_for_a_tpu(libtpu, heads, repeats, dim, dtype):
     assert kernels_for_a_tpu(heads, repeats, dim, dtype) == 4
 
 
-def test_what_a_policy_keeps_is_not_computed_again(monkeypatch):
-    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+def test_what_a_policy_keeps_is_not_computed_again(libtpu):
     policy = jax.checkpoint_policies.save_only_these_names(ATTENTION_RESULTS)
     assert kernels_for_a_tpu(1, 4, 128, jnp.bfloat16, policy=policy) == 3
